@@ -21,7 +21,7 @@ from typing import Any
 
 import avro.schema
 
-from api.formats.validation_text import json_problem
+from api.formats.validation_text import json_problem_text
 
 DEFINITION_BYTES = 1 << 20
 """Largest definition of a schema, which is also the largest body of a REST call that produces nothing."""
@@ -59,7 +59,7 @@ def parse(data: bytes) -> avro.schema.Schema:
     except (TooComplex, RecursionError):
         raise
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise MalformedDefinition(f"it {json_problem(error)}") from error
+        raise MalformedDefinition(f"it {json_problem_text(error)}") from error
     except Exception as error:  # avro raises AttributeError, TypeError and others for JSON of another form
         raise MalformedDefinition(str(error)[:500] or type(error).__name__) from error
 

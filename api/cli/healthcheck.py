@@ -21,7 +21,7 @@ _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S
 def liveness_fault(settings: Settings) -> str | None:
     """Return the reason why the service is not alive; None: it is alive."""
     host = _ANY_ADDRESS.get(settings.host, settings.host)
-    connection = _connection(host, settings.port, encrypted=bool(settings.tls_certificate))
+    connection = _http_connection(host, settings.port, encrypted=bool(settings.tls_certificate))
     try:
         connection.request("GET", "/livez", headers={"Connection": "close"})
         status = connection.getresponse().status
@@ -32,7 +32,7 @@ def liveness_fault(settings: Settings) -> str | None:
     return None if status == http.client.OK else f"{host}:{settings.port} answers {status}"
 
 
-def _connection(host: str, port: int, *, encrypted: bool) -> http.client.HTTPConnection:
+def _http_connection(host: str, port: int, *, encrypted: bool) -> http.client.HTTPConnection:
     if not encrypted:
         return http.client.HTTPConnection(host, port, timeout=_SECONDS)
     context = ssl.create_default_context()

@@ -67,7 +67,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "topics stats": topics_commands.show_stats,
     "topics objects": objects_command.list_objects,
     "topics table": table_command.show_table_location,
-    "topics policies": policies_command.topic_policies,
+    "topics policies": policies_command.show_or_change_policies,
     "topics trim": topics_commands.trim_topic,
     "topics roll": log_commands.roll_topic,
     "topics create": topics_commands.create_topic,

@@ -59,7 +59,7 @@ def failing_topics(
     `wording`: of advice in errors, for operators; None: the caller reads their public part.
     """
     failing = (row for row in rows if FAILING in row.states and may_watch(row.name))
-    return {row.summary.topic_id: _failing(row, controls[row.summary.topic_id], wording) for row in failing}
+    return {row.summary.topic_id: _failing_topic(row, controls[row.summary.topic_id], wording) for row in failing}
 
 
 def group_by_reason(failing: Iterable[FailingTopic]) -> list[FailureReason]:
@@ -79,6 +79,6 @@ def group_by_reason(failing: Iterable[FailingTopic]) -> list[FailureReason]:
     ]
 
 
-def _failing(row: TopicRow, control: CompactionControl, wording: AdviceWording | None) -> FailingTopic:
+def _failing_topic(row: TopicRow, control: CompactionControl, wording: AdviceWording | None) -> FailingTopic:
     error = redacted_error_text(control.last_error, wording=wording) or "no reason is known"
     return FailingTopic(row, error.replace(f" of {row.name}", ""), control.failures, control.retry_at)

@@ -1,8 +1,8 @@
 """Forms of topics: the routes of the pages that show them and of the requests that they send.
 
-Each form calls the same operation as a REST route, under the same permission. `same_origin_form` checks its origin. A
-form with a page of its own is shown again, with the reason and what was entered, if the operation refuses it. The page
-that follows an executed form states the result (`rendering.RESULTS`).
+Each form calls the same operation as a REST route, under the same permission. `read_same_origin_form` checks its
+origin. A form with a page of its own is shown again, with the reason and what was entered, if the operation refuses it.
+The page that follows an executed form states the result (`rendering.RESULTS`).
 
 A form of a topic that another service has is forwarded to it. If services share the partitions of a topic, the form's
 REST call takes its place, which reaches each of them (`api/http/partition_fan_out.py`).
@@ -22,7 +22,15 @@ from starlette.responses import RedirectResponse, Response
 
 from api.broker.refusals import NotTheOwner
 from api.broker.threads import WaitsFor
-from api.dashboard.rendering import HEADERS, TOPIC_PAGE, FormRefused, PageRoutes, require, same_origin_form, topic_path
+from api.dashboard.rendering import (
+    HEADERS,
+    TOPIC_PAGE,
+    FormRefused,
+    PageRoutes,
+    read_same_origin_form,
+    require_permission,
+    topic_path,
+)
 from api.http.access import AuthAction, authorization_from_cookie
 from api.http.context import context_of
 from api.http.dependencies import Broker
@@ -51,7 +59,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class RestCall:
-    """The REST call that a form stands for: its path below the topic's, quoted, with its query, and its JSON body.
+    """The REST call that executes a form: its path below the topic's, quoted, with its query, and its JSON body.
 
     `render`: the function that renders its result.
     """
@@ -68,7 +76,7 @@ Show = Callable[[Broker, Request, TopicName, Form, Refusal], Response]
 
 @dataclass(frozen=True)
 class Button:
-    """A form of a topic.
+    """A form on a topic's pages, with its path, permission and functions.
 
     `path`: the end of its path. `operation`: its name in the audit log. `needs`: actions, of which the caller needs
     one. `press`: the function that executes it. `show`: the function that renders its page; None: another page has it.
@@ -91,7 +99,7 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
     def pressed(
         request: Request, broker: Broker, topic: TopicName, form: Form, refused: FormRefused | None = None
     ) -> Response:
-        require(request, *button.needs, topic=topic)
+        require_permission(request, *button.needs, topic=topic)
         try:
             if refused is not None:
                 raise refused
@@ -105,7 +113,7 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
     async def press(broker: Broker, request: Request, topic: Topic) -> Response:
         pool = broker.pools[button.waits_for]
         try:
-            form = await same_origin_form(request)
+            form = await read_same_origin_form(request)
         except FormRefused as error:
             return await pool.run(partial(pressed, request, broker, topic, error.form, error))
         try:
@@ -137,12 +145,12 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
 
     @router.get(path, operation_id=f"{button.operation}Form")
     def open_form(broker: Broker, request: Request, topic: Topic) -> Response:
-        require(request, *button.needs, topic=topic)
+        require_permission(request, *button.needs, topic=topic)
         return show(broker, request, topic, {}, Refusal())
 
 
 def refusal_of(request: Request, error: CompactorError | RestException) -> Refusal:
-    """Return the refusal that a form's page shows; the log has the full text for operators."""
+    """Return the refusal that a form's page shows for an error, and log the full text for operators."""
     log_for_operators(request, error)
     if isinstance(error, RestException):
         return Refusal(redacted_excerpt(error.detail), error.status_code)

@@ -13,9 +13,9 @@ from api.broker import compaction, names, policies
 from api.broker.policies import PolicyScope
 from api.broker.threads import WaitsFor
 from api.dashboard.buttons import Button, Form, Press, Refusal, RestCall, add_button_routes, redirect_to_topic
-from api.dashboard.failure import read_failure
+from api.dashboard.failure import failure_of_read
 from api.dashboard.fields import without_commas
-from api.dashboard.policy_table import policies_of
+from api.dashboard.policy_table import policy_tables
 from api.dashboard.rendering import PageRoutes, render_page
 from api.formats.position_text import parse_trim_position
 from api.http.access import AuthAction, caller_of
@@ -32,7 +32,7 @@ from storage.options.resolution import PolicyOrigin
 router = PageRoutes()
 
 
-def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
+def _change_policy(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     name, value = form.get("name", ""), form.get("value", "")
     scope = PolicyScope(PolicyOrigin.TOPIC, topic=topic)
     try:
@@ -42,7 +42,7 @@ def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) 
             policies.change(broker.environment, scope, {name: value})
     except InvalidInput as error:
         return render_page(
-            request, "policies.html", 400, name=topic, policies=policies_of(broker.environment, topic), changed=name,
+            request, "policies.html", 400, name=topic, policies=policy_tables(broker.environment, topic), changed=name,
             problem=public_reason(error, DASHBOARD_WORDING), may_change=True,
         )  # fmt: skip
     return redirect_to_topic(topic, "/policies", changed=name)
@@ -51,31 +51,34 @@ def _set_policy(broker: Broker, request: Request, topic: TopicName, form: Form) 
 def _trim(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     before = without_commas(form.get("before", ""))
     place = parse_trim_position(before) if before else None
-    trimmed = compaction.trim(broker, topic, place, dry_run=_is_dry(form), force=False)
-    return _trim_reports(request, topic, form, [trim_document(result, wording=None) for result in trimmed])
+    trimmed = compaction.trim(broker, topic, place, dry_run=_is_dry_run(form), force=False)
+    return _render_trim_reports(request, topic, form, [trim_document(result, wording=None) for result in trimmed])
 
 
-def _is_dry(form: Form) -> bool:
+def _is_dry_run(form: Form) -> bool:
     return form.get("do") != "trim"
 
 
-def _trim_over_rest(request: Request, topic: TopicName, form: Form) -> RestCall:
-    """Return the call that trims all partitions. A form with a message was refused before: it is one partition's."""
-    path = f"trim?dryRun={'true' if _is_dry(form) else 'false'}"
-    return RestCall(path, None, partial(_trim_reports, request, topic, form))
+def _trim_rest_call(request: Request, topic: TopicName, form: Form) -> RestCall:
+    """Return the REST call that trims all partitions of a topic. A form with a message was refused before: it is one
+    partition's."""
+    path = f"trim?dryRun={'true' if _is_dry_run(form) else 'false'}"
+    return RestCall(path, None, partial(_render_trim_reports, request, topic, form))
 
 
-def _trim_reports(request: Request, topic: TopicName, form: Form, reports: Sequence[Mapping[str, Any]]) -> Response:
+def _render_trim_reports(
+    request: Request, topic: TopicName, form: Form, reports: Sequence[Mapping[str, Any]]
+) -> Response:
     before = form.get("before", "").strip()
     return render_page(
-        request, "trim.html", name=topic, before=before, reports=reports, is_dry=_is_dry(form), problem="",
+        request, "trim.html", name=topic, before=before, reports=reports, is_dry=_is_dry_run(form), problem="",
         failure=None,
     )  # fmt: skip
 
 
-def _show_trim(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
+def _render_trim_form(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
     names.topics(broker.environment, topic)
-    failure, problem = read_failure(refusal.error), refusal.reason
+    failure, problem = failure_of_read(refusal.error), refusal.reason
     if failure is not None and refusal.error is not None:
         problem = redacted_excerpt(public_reason(refusal.error, PAGE_WITH_STEPS_WORDING))
     return render_page(
@@ -84,8 +87,8 @@ def _show_trim(broker: Broker, request: Request, topic: TopicName, form: Form, r
     )  # fmt: skip
 
 
-def _control(operate: Callable[[Environment, TopicName], object], result: str) -> Press:
-    """Return the function of a button that changes the control of a topic's compaction."""
+def _compaction_control_handler(operate: Callable[[Environment, TopicName], object], result: str) -> Press:
+    """Return the handler of a button that pauses, resumes or aborts a topic's compaction."""
 
     def press(broker: Broker, _request: Request, topic: TopicName, _: Form) -> Response:
         operate(broker.environment, topic)
@@ -94,7 +97,7 @@ def _control(operate: Callable[[Environment, TopicName], object], result: str) -
     return press
 
 
-def _compact(broker: Broker, request: Request, topic: TopicName, _: Form) -> Response:
+def _request_compaction(broker: Broker, request: Request, topic: TopicName, _: Form) -> Response:
     before = compaction.newest_run_id(broker.environment, topic)
     compaction.trigger(broker, topic, caller_of(request).name)
     return redirect_to_topic(topic, done="requested", after=before)
@@ -102,12 +105,12 @@ def _compact(broker: Broker, request: Request, topic: TopicName, _: Form) -> Res
 
 _EITHER = (AuthAction.COMPACT, AuthAction.ADMIN)
 BUTTONS = (
-    Button("compact", "compactNow", (AuthAction.COMPACT,), _compact),
-    Button("abort", "cancelNow", _EITHER, _control(compaction.abort, "cancelled")),
-    Button("pause", "pauseNow", _EITHER, _control(compaction.pause, "paused")),
-    Button("resume", "resumeNow", _EITHER, _control(compaction.resume, "resumed")),
-    Button("policies", "setPolicyNow", (AuthAction.ADMIN,), _set_policy),
-    Button("trim", "trimNow", (AuthAction.ADMIN,), _trim, _show_trim, WaitsFor.WORK, _trim_over_rest),
+    Button("compact", "compactNow", (AuthAction.COMPACT,), _request_compaction),
+    Button("abort", "cancelNow", _EITHER, _compaction_control_handler(compaction.abort, "cancelled")),
+    Button("pause", "pauseNow", _EITHER, _compaction_control_handler(compaction.pause, "paused")),
+    Button("resume", "resumeNow", _EITHER, _compaction_control_handler(compaction.resume, "resumed")),
+    Button("policies", "setPolicyNow", (AuthAction.ADMIN,), _change_policy),
+    Button("trim", "trimNow", (AuthAction.ADMIN,), _trim, _render_trim_form, WaitsFor.WORK, _trim_rest_call),
 )
 for _button in BUTTONS:
     add_button_routes(router, _button)

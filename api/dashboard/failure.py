@@ -55,21 +55,20 @@ class LostObject:
 
     @property
     def state_text(self) -> str:
-        """Return a predicate for the object."""
+        """Return a predicate that says whether the object is missing or damaged."""
         return "is not in the object store" if self.is_missing else "is damaged"
 
-    def breaks_reads(self, ledger_id: int | None) -> bool:
+    def breaks_compacted_reads(self, ledger_id: int | None) -> bool:
         """Return whether compacted reads of this compacted ledger need the object."""
         return ledger_id is not None and self.ledger_id == ledger_id and self.kind not in _ONLY_FOR_KEYS
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure. `what` and `effect`: sentences. `steps`: what to do, in order; one with a command is HTML. `lost`: the
-    object, of which only operators may know the name; None: there is none. `error`: the text of the error, where `what`
-    does not have it. `is_over`: its cause has gone since. `is_partial`: the compacted ledger can be read where the
-    object is not needed.
-    """
+    """A failure of a topic's compactions or reads, as a page describes it. `what` and `effect`: sentences. `steps`:
+    what to do, in order; one with a command is HTML. `lost`: the object, of which only operators may know the name;
+    None: there is none. `error`: the text of the error, where `what` does not have it. `is_over`: its cause has gone
+    since. `is_partial`: the compacted ledger can be read where the object is not needed."""
 
     what: str
     effect: str
@@ -102,7 +101,7 @@ def topic_failure(
     is_restored: bool = False,
     is_truncated: bool = False,
 ) -> Failure | None:
-    """Return the failure of a topic, or None.
+    """Return the failure that a topic's page describes, from its last run and its manifest; None: there is none.
 
     `last_error`: of the last run; falsy: it succeeded. `error_text`, `manifest_error_text`: the texts of it and of
     `manifest_error`, as far as the caller may know them. `ledger_id`: the compacted ledger, if any. `manifest_error`:
@@ -119,7 +118,7 @@ def topic_failure(
     if lost is None:
         ledger = "Compacted reads go on with the last compacted ledger. " if ledger_id is not None else ""
         reads = f"{ledger}Raw reads, producers and subscriptions go on."
-        is_loss = _is_loss_of_an_older_version(last_error)
+        is_loss = _is_loss_without_object_name(last_error)
         return Failure(f"The last compaction failed: {error_text}", _PRODUCERS if is_loss else reads, _REMOVE_THE_CAUSE)
     if is_restored or lost.ledger_id not in (None, ledger_id):
         since = "is in the object store again" if is_restored else "is not needed any more"
@@ -136,22 +135,24 @@ def topic_failure(
         return Failure(
             f"The last compaction failed: {noun or 'an object that the error describes'} {lost.state_text}.",
             "Compactions fail, and so do reads of that object. Producers and subscriptions after it go on.",
-            (_CHECK_STORE, _RESTORE) if noun else _steps(name, is_raw_whole, may_be_raw=True),
+            (_CHECK_STORE, _RESTORE) if noun else _recovery_steps(name, is_raw_whole, may_be_raw=True),
             lost,
             error_text,
         )
-    reads = "compacted reads that need it" if lost.breaks_reads(ledger_id) else "look-ups of keys that need it"
+    reads = (
+        "compacted reads that need it" if lost.breaks_compacted_reads(ledger_id) else "look-ups of keys that need it"
+    )
     return Failure(
-        _partial_loss(lost),
+        _partial_loss_sentence(lost),
         f"Compactions fail, and so do {reads}. Raw reads, producers and subscriptions go on.",
-        _steps(name, is_raw_whole),
+        _recovery_steps(name, is_raw_whole),
         lost,
         error_text,
         is_partial=True,
     )
 
 
-def read_failure(error: CompactorError | None) -> Failure | None:
+def failure_of_read(error: CompactorError | None) -> Failure | None:
     """Return the failure of a read that needs a lost object; None: another error, or none, or the lost object is not
     known."""
     lost = lost_object(error)
@@ -163,15 +164,17 @@ def read_failure(error: CompactorError | None) -> Failure | None:
         what = f"The compacted ledger {lost.ledger_id} cannot be read: its manifest {lost.state_text}."
         effect = _ALL_COMPACTED_READS_FAIL
     else:
-        what = _partial_loss(lost)
-        reads = "compacted reads" if lost.breaks_reads(lost.ledger_id) else "look-ups of keys"
+        what = _partial_loss_sentence(lost)
+        reads = "compacted reads" if lost.breaks_compacted_reads(lost.ledger_id) else "look-ups of keys"
         effect = (
             f"The {reads} that need it fail, and so does a compaction that reads it. Raw reads, producers and "
             "subscriptions go on."
         )
     name = TopicName.parse(str(error.advice.arguments["topic"]))
     is_raw_whole = error.advice.kind is AdviceKind.REBUILD_COMPACTED
-    return Failure(what, effect, _steps(name, is_raw_whole), lost, is_partial=lost.kind is not ObjectKind.MANIFEST)
+    return Failure(
+        what, effect, _recovery_steps(name, is_raw_whole), lost, is_partial=lost.kind is not ObjectKind.MANIFEST
+    )
 
 
 def _raw_read_failure(lost: LostObject) -> Failure | None:
@@ -205,27 +208,27 @@ def _manifest_failure(
     return Failure(
         f"The compacted ledger {ledger_id} cannot be read: {f'its manifest {lost.state_text}' if lost else reason}.",
         _ALL_COMPACTED_READS_FAIL,
-        _steps(name, is_raw_whole) if isinstance(error, DataLoss) else _REMOVE_THE_CAUSE,
+        _recovery_steps(name, is_raw_whole) if isinstance(error, DataLoss) else _REMOVE_THE_CAUSE,
         lost,
         "" if is_same else error_text,
     )
 
 
-def _partial_loss(lost: LostObject) -> str:
-    """Return what happened to a compacted ledger that needs an object other than its manifest."""
+def _partial_loss_sentence(lost: LostObject) -> str:
+    """Return the sentence that a compacted ledger cannot be read in full, since it lacks an object other than its
+    manifest."""
     noun = _NOUNS.get(lost.kind, "an object")
     return f"The compacted ledger {lost.ledger_id} cannot be read in full: {noun} {lost.state_text}."
 
 
-def _is_loss_of_an_older_version(error: ErrorText) -> bool:
-    """Return whether an error is the loss of an object that an older version stored: its text alone says so, by what to
-    restore."""
+def _is_loss_without_object_name(error: ErrorText) -> bool:
+    """Return whether an error reports a lost object without its name, as older versions stored it."""
     if error.advice is None:
         return any(remedy in str(error) for remedy in ("restore the ", "else restore it"))
     return error.advice.kind is AdviceKind.READ_RAW
 
 
-def _steps(name: TopicName, is_raw_whole: bool, *, may_be_raw: bool = False) -> Sequence[str]:
+def _recovery_steps(name: TopicName, is_raw_whole: bool, *, may_be_raw: bool = False) -> Sequence[str]:
     """Return the steps after the loss of an object of a compacted ledger, the cheapest first. `may_be_raw`: it may also
     be an object of raw messages."""
     condition = " and the compacted ledger needs the object" if may_be_raw else ""

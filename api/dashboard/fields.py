@@ -22,7 +22,8 @@ def without_commas(value: Any) -> Any:
 
 
 def parse_time(text: str) -> StartPosition:
-    """Return the first message that was published at a time or later. Raise InvalidInput."""
+    """Parse a time to a start position: the first message that was published at that time or later. Raise
+    InvalidInput."""
     if not text.strip():
         raise InvalidInput("the field Time is empty", _TIMES)
     try:
@@ -32,7 +33,7 @@ def parse_time(text: str) -> StartPosition:
 
 
 def parse_message(text: str) -> MessageId | StartOffset:
-    """Return the position of a message, by its id or its offset. Raise InvalidMessageId."""
+    """Parse the id or the offset of a message to its position. Raise InvalidMessageId."""
     if not text.strip():
         raise InvalidMessageId("the field Message is empty", _MESSAGES)
     try:

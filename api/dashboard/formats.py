@@ -60,17 +60,17 @@ def time(value: int | None) -> str:
     send any number."""
     if not value:
         return NONE
-    moment = _moment(value)
+    moment = _utc_datetime(value)
     return f"{value:,} ms since 1970" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def exact_time(value: int | None) -> str:
     """Format milliseconds since the Unix epoch as a time in UTC, with the milliseconds; else as `time` does."""
-    moment = _moment(value) if value else None
+    moment = _utc_datetime(value) if value else None
     return time(value) if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
-def _moment(milliseconds: int) -> datetime | None:
+def _utc_datetime(milliseconds: int) -> datetime | None:
     """Return a time in UTC; None: no calendar has it."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC)
@@ -87,12 +87,12 @@ def ago(value: int | None, now: int) -> Markup:
     """Format a time relative to `now`, as in "3 minutes ago", with the exact time in UTC as the title."""
     if not value:
         return escape(NONE)
-    moment = _moment(value)
+    moment = _utc_datetime(value)
     if moment is None:
         return escape(time(value))
     exact = moment.isoformat(timespec="seconds")
     element = Markup('<time datetime="{}" title="{} UTC">{}</time>')
-    return element.format(exact, time(value), _distance(now - value))
+    return element.format(exact, time(value), _relative_time_text(now - value))
 
 
 def ahead(value: int | None, now: int) -> Markup:
@@ -100,7 +100,7 @@ def ahead(value: int | None, now: int) -> Markup:
     return ago(value and max(value, now + 1), now)
 
 
-def _distance(milliseconds: int) -> str:
+def _relative_time_text(milliseconds: int) -> str:
     """Return the words for a time that is `milliseconds` ago, or ahead if negative."""
     if abs(milliseconds) < _JUST_NOW_MS:
         return "just now" if milliseconds >= 0 else "now"
@@ -119,13 +119,13 @@ def breakable(value: object) -> Markup:
     return Markup("<wbr>").join(_BREAKS.split(str(value)))
 
 
-def shortened(name: str, limit: int = 12) -> str:
+def shorten(name: str, limit: int = 12) -> str:
     """Return a name, cut after `limit` characters."""
     return name if len(name) <= limit else name[:limit] + "…"
 
 
-def cause(word: str) -> str:
-    """Return the policy for which a compaction is due, by its name; any other cause of a run as it is."""
+def policy_of_cause(word: str) -> str:
+    """Return the name of the policy that is the cause of a run; any other cause unchanged."""
     return _POLICY_OF_CAUSE.get(word, word)
 
 
@@ -162,17 +162,17 @@ def text(data: bytes, limit: int = 200, is_cut: bool = False) -> str:
 
     `is_cut`: more bytes follow, so the last ones may be a part of a character.
     """
-    decoded = _decoded(data, is_cut)
+    decoded = _decode_text(data, is_cut)
     words = data[:limit].hex(" ") if decoded is None else decoded
     return words if len(words) <= limit else words[:limit].rstrip() + "…"
 
 
 def is_binary(data: bytes | None, is_cut: bool = False) -> bool:
     """Return whether bytes are no text: not UTF-8, or with a NUL. `is_cut`: as for `text`."""
-    return data is not None and _decoded(data, is_cut) is None
+    return data is not None and _decode_text(data, is_cut) is None
 
 
-def _decoded(data: bytes, is_cut: bool) -> str | None:
+def _decode_text(data: bytes, is_cut: bool) -> str | None:
     """Return bytes as text, without a last character that is cut; None: they are no text."""
     try:
         decoded, _ = codecs.utf_8_decode(data, "strict", not is_cut)
@@ -200,7 +200,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
         parse_pulsar_time,
         ago,
         breakable,
-        cause,
+        policy_of_cause,
         duration,
         rate,
         text,

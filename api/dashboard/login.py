@@ -11,7 +11,14 @@ from urllib.parse import quote, urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.rendering import HEADERS, PageRoutes, render_page, require_same_origin, same_origin_form, uses_tls
+from api.dashboard.rendering import (
+    HEADERS,
+    PageRoutes,
+    read_same_origin_form,
+    render_page,
+    require_same_origin,
+    uses_tls,
+)
 from api.http.access import DASHBOARD_COOKIE, LOGIN, LOGOUT, SECURE_COOKIE
 from api.http.context import Context
 
@@ -22,14 +29,14 @@ _COOKIES = {False: DASHBOARD_COOKIE, True: SECURE_COOKIE}
 
 @router.get(LOGIN, is_page=False)
 async def show_login(request: Request, next: str = "/") -> Response:
-    """Return the form for a token."""
+    """Return the login page, with a form for a token."""
     return render_page(request, "login.html", next=next, reason="")
 
 
 @router.post(LOGIN)
 async def log_in(context: Context, request: Request) -> Response:
     """Store a valid token in the cookie, and redirect to the page of `next`."""
-    form = await same_origin_form(request)
+    form = await read_same_origin_form(request)
     token, place = form.get("token", "").strip(), form.get("next", "/")
     reason = context.access.refusal_of(token)
     if reason:
@@ -42,7 +49,7 @@ async def log_in(context: Context, request: Request) -> Response:
 
 @router.post(LOGOUT)
 async def log_out(request: Request) -> Response:
-    """Delete the cookie."""
+    """Delete the login cookie, and redirect to the login page."""
     require_same_origin(request)
     answer = RedirectResponse(LOGIN, 303, HEADERS)
     for secure, cookie in _COOKIES.items():

@@ -32,16 +32,17 @@ _RAW_KINDS = (ObjectKind.LEDGER_ROWS, ObjectKind.LEDGER_INDEX)
 
 
 class LossCache:
-    """Errors of reads that met a missing object: of each topic the last one that met its compacted ledger, and the last
-    one that met a raw ledger. Thread-safe."""
+    """A cache of read errors that name a missing object: of each topic the last error of a compacted ledger, and the
+    last one of a raw ledger. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._errors: OrderedDict[tuple[int, bool], CompactorError] = OrderedDict()
         """The errors, by topic id and by whether the object is of a raw ledger."""
 
-    def note(self, topic_id: int, errors: Iterable[CompactorError]) -> None:
-        """Keep the errors that name a missing object of the topic's compacted ledger, or of a raw ledger."""
+    def record_losses(self, topic_id: int, errors: Iterable[CompactorError]) -> None:
+        """Cache the errors that name a missing object of the topic's compacted ledger, or of a raw ledger; ignore the
+        others."""
         for error in errors:
             lost = lost_object(error)
             if lost is None or not lost.is_missing or lost.kind is ObjectKind.MANIFEST:
@@ -56,62 +57,66 @@ class LossCache:
                 while len(self._errors) > MOST_TOPICS:
                     self._errors.popitem(last=False)
 
-    def current(self, store: ObjectStore, snapshot: TopicSnapshot, manifest: Manifest | None) -> CompactorError | None:
-        """Return the error that met the compacted ledger, if its object is still missing from that of the snapshot.
+    def current_compacted_loss(
+        self, store: ObjectStore, snapshot: TopicSnapshot, manifest: Manifest | None
+    ) -> CompactorError | None:
+        """Return the cached error of the compacted ledger if its object is still missing; else drop it, and return
+        None.
 
         `manifest`: that of the compacted ledger; None: it cannot be read, or there is no compacted ledger.
         """
-        error, lost = self._kept((snapshot.topic.id, False))
+        error, lost = self._cached_loss((snapshot.topic.id, False))
         if error is None or lost is None or manifest is None:
             return None
         is_same = snapshot.compacted is not None and snapshot.compacted.ledger_id == lost.ledger_id
         size = stored_bytes(store, lost) if is_same else None
         if is_same and (size is None or size < needed_bytes(lost.name, snapshot, manifest)):
             return error
-        self._drop((snapshot.topic.id, False), error)
+        self._drop_if_unchanged((snapshot.topic.id, False), error)
         return None
 
-    def current_raw(self, store: ObjectStore, snapshot: TopicSnapshot) -> CompactorError | None:
-        """Return the error that met a raw ledger, if its object is still missing from the snapshot's raw ledgers."""
-        error, lost = self._kept((snapshot.topic.id, True))
+    def current_raw_loss(self, store: ObjectStore, snapshot: TopicSnapshot) -> CompactorError | None:
+        """Return the cached error of a raw ledger if its object is still missing; else drop it, and return None."""
+        error, lost = self._cached_loss((snapshot.topic.id, True))
         if error is None or lost is None:
             return None
         needed = needed_bytes(lost.name, snapshot, None)
         size = stored_bytes(store, lost) if needed else None
         if needed and (size is None or size < needed):
             return error
-        self._drop((snapshot.topic.id, True), error)
+        self._drop_if_unchanged((snapshot.topic.id, True), error)
         return None
 
-    def has_raw(self, topic_id: int) -> bool:
-        """Return whether an error is kept that met a raw ledger of the topic; the store is not asked."""
-        return self._kept((topic_id, True))[0] is not None
+    def has_raw_loss(self, topic_id: int) -> bool:
+        """Return whether the cache has an error of a raw ledger of the topic; the store is not asked."""
+        return self._cached_loss((topic_id, True))[0] is not None
 
     def topic_ids(self) -> set[int]:
-        """Return the topics of which an error is kept; the store is not asked, so an object may be there again."""
+        """Return the ids of the topics with a cached error; the store is not asked, so the object may be there
+        again."""
         with self._lock:
             return {topic_id for topic_id, _ in self._errors}
 
-    def _kept(self, key: tuple[int, bool]) -> tuple[CompactorError | None, LostObject | None]:
+    def _cached_loss(self, key: tuple[int, bool]) -> tuple[CompactorError | None, LostObject | None]:
         with self._lock:
             error = self._errors.get(key)
         return error, lost_object(error)
 
-    def _drop(self, key: tuple[int, bool], error: CompactorError) -> None:
-        """Drop an error, unless another one has replaced it."""
+    def _drop_if_unchanged(self, key: tuple[int, bool], error: CompactorError) -> None:
+        """Drop an error from the cache, unless another one has replaced it."""
         with self._lock:
             if self._errors.get(key) is error:
                 del self._errors[key]
 
 
-def present_loss(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
-    """Return the error with which compacted reads of a topic fail, as far as it is known without a read of messages;
-    None: they do not fail. Waits for the store. Raises TopicNotFound."""
+def compacted_read_error(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
+    """Return the error with which compacted reads of a topic fail; None: none is known. Reads the manifest and checks
+    the store, but reads no messages. Raises TopicNotFound."""
 
     def read(reader: SnapshotReader) -> CompactorError | None:
         compacted = reader.snapshot.compacted
         manifest = None if compacted is None else reader.manifest(compacted)
-        return losses.current(store, reader.snapshot, manifest)
+        return losses.current_compacted_loss(store, reader.snapshot, manifest)
 
     try:
         return topic.read_snapshot(read)
@@ -119,10 +124,10 @@ def present_loss(topic: Topic, store: ObjectStore, losses: LossCache) -> Compact
         return error
 
 
-def raw_loss(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
-    """Return the error of a raw read of a topic that a page has met, if its object is still missing; None: there is
-    none. Waits for the store. Raises TopicNotFound."""
-    return losses.current_raw(store, topic.snapshot()) if losses.has_raw(topic.record.id) else None
+def raw_read_error(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
+    """Return the cached error of a raw read of a topic, if its object is still missing; None: there is none. Waits for
+    the store. Raises TopicNotFound."""
+    return losses.current_raw_loss(store, topic.snapshot()) if losses.has_raw_loss(topic.record.id) else None
 
 
 def breaks_raw_reads(error: CompactorError | None) -> bool:
@@ -134,21 +139,21 @@ def breaks_raw_reads(error: CompactorError | None) -> bool:
 def breaks_compacted_reads(error: CompactorError | None) -> bool:
     """Return whether the error names a lost object that compacted reads need."""
     lost = lost_object(error)
-    return lost is not None and lost.breaks_reads(lost.ledger_id)
+    return lost is not None and lost.breaks_compacted_reads(lost.ledger_id)
 
 
 def is_topic_unreadable(
-    present: CompactorError | None, raw: CompactorError | None, errors: Iterable[CompactorError] = ()
+    compacted: CompactorError | None, raw: CompactorError | None, errors: Iterable[CompactorError] = ()
 ) -> bool:
-    """Return whether reads of a topic fail, as its pages show. `present`: the result of `present_loss`; `raw`: that of
-    `raw_loss`; `errors`: of the reads of a page."""
-    is_manifest = present is not None and lost_object(present) is None  # it cannot be read for another reason
-    known = (present, raw, *errors)
+    """Return whether reads of a topic fail. `compacted`: the result of `compacted_read_error`; `raw`: that of
+    `raw_read_error`; `errors`: of the reads of a page."""
+    is_manifest = compacted is not None and lost_object(compacted) is None  # it cannot be read for another reason
+    known = (compacted, raw, *errors)
     return is_manifest or any(breaks_compacted_reads(error) or breaks_raw_reads(error) for error in known)
 
 
 def stored_bytes(store: ObjectStore, lost: LostObject) -> int | None:
-    """Return the bytes that the store has of an object that could not be read; None: not known."""
+    """Return the size of a lost object in the store; None: it is missing, or not known."""
     if not lost.name:
         return None
     try:
@@ -158,7 +163,7 @@ def stored_bytes(store: ObjectStore, lost: LostObject) -> int | None:
 
 
 def needed_bytes(name: str, snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
-    """Return the bytes that an object must have by the rows and the manifest; 0: they do not name it."""
+    """Return the least size of an object by the metadata of its topic and the manifest; 0: they do not name it."""
     objects = [(ledger.rows.name, ledger.rows.size) for ledger in snapshot.ledgers]
     ranges = [ledger.index for ledger in snapshot.ledgers]
     if manifest is not None:
@@ -173,5 +178,5 @@ def needed_bytes(name: str, snapshot: TopicSnapshot, manifest: Manifest | None) 
 
 
 def loss_cache_of(request: Request) -> LossCache:
-    """Return the losses that the pages of the application that received a request have met."""
+    """Return the loss cache of the application that received a request."""
     return cast(LossCache, request.app.state.loss_cache)

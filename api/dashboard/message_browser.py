@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from api.broker import names
 from api.broker.broker import Broker
-from api.dashboard.failure import Failure, lost_object, read_failure
+from api.dashboard.failure import Failure, failure_of_read, lost_object
 from api.dashboard.fields import parse_time
-from api.dashboard.lost_objects import LossCache, is_topic_unreadable, present_loss, raw_loss
+from api.dashboard.lost_objects import LossCache, compacted_read_error, is_topic_unreadable, raw_read_error
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from storage.clock import Clock
@@ -48,7 +48,7 @@ OFFSETS = 2**62
 
 
 class View(StrEnum):
-    """The read that a page shows."""
+    """The messages that a page shows: raw, compacted, or both."""
 
     BOTH = "both"
     RAW = "raw"
@@ -56,7 +56,7 @@ class View(StrEnum):
 
     @property
     def read_compacted_flags(self) -> tuple[bool, ...]:
-        """The reads of the view: for each, whether it is compacted."""
+        """Return for each read of the view whether it is a compacted read."""
         return {View.BOTH: (False, True), View.RAW: (False,), View.COMPACTED: (True,)}[self]
 
 
@@ -121,23 +121,23 @@ class MessagePage:
 
     @property
     def maybe_superseded_count(self) -> int:
-        """The number of messages of which it is not known whether they are superseded."""
+        """Return the number of messages of which it is not known whether they are superseded."""
         return sum(state.may_be_superseded for _, state in self.messages)
 
     @property
     def first_offset(self) -> int | None:
-        """The lowest offset of the page."""
+        """Return the lowest offset of the page; None: it has no messages."""
         return min((message.offset for message, _ in self.messages), default=None)
 
     @property
     def last_offset(self) -> int | None:
-        """The highest offset of the page."""
+        """Return the highest offset of the page; None: it has no messages."""
         return max((message.offset for message, _ in self.messages), default=None)
 
 
 @dataclass
-class ReadRows:
-    """The rows of one read, ascending. `has_more`: it stopped at a limit; `error`: the one that ended it."""
+class ReadResult:
+    """The rows of one bounded read, by offset. `has_more`: it stopped at a limit; `error`: the one that ended it."""
 
     rows: list[StoredMessage] = field(default_factory=list)
     has_more: bool = False
@@ -151,44 +151,44 @@ def open_topic(broker: Broker, name: TopicName) -> Topic:
 
 
 def message_page(broker: Broker, name: TopicName, query: PageQuery, losses: LossCache) -> MessagePage:
-    """Read a page, and note the losses that its reads meet. Waits for the store.
+    """Read a page of a topic's messages, and cache the losses that its reads meet. Waits for the store.
 
     Raise TopicNotFound, InvalidInput for a time, PartitionedTopicRefused.
     """
     topic = open_topic(broker, name)
     errors: list[CompactorError] = []
-    page = _page_of_key(broker, topic, query, errors) if query.key else _page_of_place(broker, topic, query, errors)
-    losses.note(topic.record.id, errors)
-    present = present_loss(topic, broker.environment.store, losses)
-    raw = raw_loss(topic, broker.environment.store, losses)
+    page = _page_of_key(broker, topic, query, errors) if query.key else _page_at_position(broker, topic, query, errors)
+    losses.record_losses(topic.record.id, errors)
+    present = compacted_read_error(topic, broker.environment.store, losses)
+    raw = raw_read_error(topic, broker.environment.store, losses)
     page = replace(page, is_unreadable=is_topic_unreadable(present, raw, errors))
-    if present is not None and True in query.view.read_compacted_flags and not _is_of_a_part(present):
+    if present is not None and True in query.view.read_compacted_flags and not _is_partial_loss(present):
         errors.append(present)  # the page may need no message of the compacted ledger
     return _with_errors(page, errors)
 
 
-def _is_of_a_part(error: CompactorError) -> bool:
+def _is_partial_loss(error: CompactorError) -> bool:
     """Return whether an error is the loss of an object other than the manifest, which only some pages need."""
     lost = lost_object(error)
     return lost is not None and lost.kind is not ObjectKind.MANIFEST
 
 
-def _page_of_place(broker: Broker, topic: Topic, query: PageQuery, errors: list[CompactorError]) -> MessagePage:
-    """Return the page that begins or ends at the place of the query."""
+def _page_at_position(broker: Broker, topic: Topic, query: PageQuery, errors: list[CompactorError]) -> MessagePage:
+    """Read the page that begins or ends at the offset or the time of the query."""
     start, end = 0, None
     if query.time:
-        start = _first_since(topic, query.view, parse_time(query.time), errors)
+        start = _first_offset_since(topic, query.view, parse_time(query.time), errors)
     elif query.offset is not None:
         start = min(max(query.offset, 0), OFFSETS)
     elif query.before is not None:
         end = min(max(query.before, 0), OFFSETS)
     elif query.order is Order.NEWEST:
         end = OFFSETS
-    return _page(broker, topic, query, start, end, errors)
+    return _read_page(broker, topic, query, start, end, errors)
 
 
 def _page_of_key(broker: Broker, topic: Topic, query: PageQuery, errors: list[CompactorError]) -> MessagePage:
-    """Return the newest message of a key, and those of the key among the messages before it on the page."""
+    """Read the page that ends with the newest message of a key, and keep the messages of that key."""
     key = query.key.encode()
     should_stop = Deadline(broker.environment.clock, LOOKUP_MS)
     try:
@@ -202,7 +202,7 @@ def _page_of_key(broker: Broker, topic: Topic, query: PageQuery, errors: list[Co
         return MessagePage(topic.name, query, ())
     if newest is None:
         return MessagePage(topic.name, query, (), is_missing_key=True)
-    page = _page(broker, topic, query, 0, newest.offset + 1, errors)
+    page = _read_page(broker, topic, query, 0, newest.offset + 1, errors)
     return replace(page, messages=[item for item in page.messages if item[0].key == key])
 
 
@@ -211,7 +211,7 @@ def _with_errors(page: MessagePage, errors: Sequence[CompactorError]) -> Message
 
     The public text of the object that the failure describes says less, so it is left out.
     """
-    failures = [failure for error in errors if (failure := read_failure(error)) is not None]
+    failures = [failure for error in errors if (failure := failure_of_read(error)) is not None]
     described = [failure.lost for failure in failures[:1]]
     problems = dict.fromkeys(
         public_reason(error, PAGE_WITH_STEPS_WORDING)
@@ -222,21 +222,21 @@ def _with_errors(page: MessagePage, errors: Sequence[CompactorError]) -> Message
     return replace(page, problems=list(problems), failure=failure, errors=errors)
 
 
-def _page(
+def _read_page(
     broker: Broker, topic: Topic, query: PageQuery, start: int, end: int | None, errors: list[CompactorError]
 ) -> MessagePage:
-    """Return the page that begins at `start`, or that ends before `end`."""
+    """Read the page that begins at `start`; if `end` is not None, the page that ends before it."""
     reads = {
-        flag: _forward(topic, start, flag) if end is None else _backward(topic, end, flag)
+        flag: _read_forward(topic, start, flag) if end is None else _read_backward(topic, end, flag)
         for flag in query.view.read_compacted_flags
     }
     errors += [read.error for read in reads.values() if read.error is not None]
     offsets, has_more = page_offsets(reads.values(), is_forward=end is None)
     first = offsets[0] if offsets else start if end is None else end
     after = offsets[-1] + 1 if offsets else first
-    older = has_more if end is not None else first > 0 and _exists_before(topic, first, query.view)
-    newer = has_more if end is None else end < OFFSETS and _exists_from(topic, after, query.view)
-    messages = _with_states(broker, topic, reads, offsets, errors)
+    older = has_more if end is not None else first > 0 and _has_message_before(topic, first, query.view)
+    newer = has_more if end is None else end < OFFSETS and _has_message_from(topic, after, query.view)
+    messages = _messages_with_states(broker, topic, reads, offsets, errors)
     if query.order is Order.NEWEST:
         messages.reverse()
     horizon = topic.snapshot().horizon
@@ -269,8 +269,8 @@ def raw_offsets_text(topic: Topic) -> str:
     return f"raw messages have the offsets {first:,} to {end - 1:,}" if first < end else "there are no raw messages"
 
 
-def page_offsets(reads: Collection[ReadRows], *, is_forward: bool) -> PageOffsets:
-    """Return the offsets of a page.
+def page_offsets(reads: Collection[ReadResult], *, is_forward: bool) -> PageOffsets:
+    """Merge the offsets of the reads of a page, and cut them to the size of a page.
 
     Where a read has stopped at a limit, a message beyond its last one may be in that read or not: it is left out.
     """
@@ -282,8 +282,8 @@ def page_offsets(reads: Collection[ReadRows], *, is_forward: bool) -> PageOffset
     return PageOffsets(offsets[:PAGE_MESSAGES] if is_forward else offsets[-PAGE_MESSAGES:], has_more)
 
 
-def _forward(topic: Topic, start: int, read_compacted: bool) -> ReadRows:
-    read, size = ReadRows(), 0
+def _read_forward(topic: Topic, start: int, read_compacted: bool) -> ReadResult:
+    read, size = ReadResult(), 0
     batches = topic.read(StartOffset(start) if start else EARLIEST, read_compacted, PAGE_MESSAGES + 1)
     try:
         with closing(batches):
@@ -300,22 +300,23 @@ def _forward(topic: Topic, start: int, read_compacted: bool) -> ReadRows:
     return read
 
 
-def _backward(topic: Topic, end: int, read_compacted: bool) -> ReadRows:
+def _read_backward(topic: Topic, end: int, read_compacted: bool) -> ReadResult:
     try:
         batches, has_more = topic.read_before(end, read_compacted, PAGE_MESSAGES + 1, PAGE_BYTES)
     except SegmentNotLocal as error:  # the messages that are sealed
         segments = [extent for extent in topic.snapshot().extents if isinstance(extent, SegmentRecord)]
         sealed_end = min((segment.first_offset for segment in segments), default=end)
-        read = _backward(topic, sealed_end, read_compacted) if sealed_end < end else ReadRows()
+        read = _read_backward(topic, sealed_end, read_compacted) if sealed_end < end else ReadResult()
         return replace(read, error=read.error or error)
     except CompactorError as error:
-        return ReadRows(error=error)
+        return ReadResult(error=error)
     rows = [row for batch in batches for row in stored_messages(batch, topic.name.partition, PREVIEW_BYTES)]
-    return ReadRows(rows, has_more)
+    return ReadResult(rows, has_more)
 
 
-def _first_since(topic: Topic, view: View, start: StartPosition, errors: list[CompactorError]) -> int:
-    """Return the offset of the first message that was published at a time or later; without one, an end after all."""
+def _first_offset_since(topic: Topic, view: View, start: StartPosition, errors: list[CompactorError]) -> int:
+    """Return the offset of the first message that was published at a time or later; without one, OFFSETS. Errors are
+    added to `errors`."""
     offsets = [OFFSETS]
     for flag in view.read_compacted_flags:
         try:
@@ -328,13 +329,13 @@ def _first_since(topic: Topic, view: View, start: StartPosition, errors: list[Co
     return min(offsets)
 
 
-def _exists_before(topic: Topic, offset: int, view: View) -> bool:
+def _has_message_before(topic: Topic, offset: int, view: View) -> bool:
     with suppress(CompactorError):
         return any(topic.read_before(offset, flag, max_messages=1)[0] for flag in view.read_compacted_flags)
     return False
 
 
-def _exists_from(topic: Topic, offset: int, view: View) -> bool:
+def _has_message_from(topic: Topic, offset: int, view: View) -> bool:
     with suppress(CompactorError):
         for flag in view.read_compacted_flags:
             with closing(topic.read(StartOffset(offset), flag, max_messages=1)) as batches:
@@ -343,10 +344,10 @@ def _exists_from(topic: Topic, offset: int, view: View) -> bool:
     return False
 
 
-def _with_states(
+def _messages_with_states(
     broker: Broker,
     topic: Topic,
-    reads: Mapping[bool, ReadRows],
+    reads: Mapping[bool, ReadResult],
     offsets: Sequence[int],
     errors: list[CompactorError],
 ) -> list[tuple[StoredMessage, MessageState]]:
@@ -360,7 +361,7 @@ def _with_states(
     return [
         (
             message,
-            state_of(message, message.offset in rows_by_read[False], message.offset in rows_by_read[True], newest),
+            message_state(message, message.offset in rows_by_read[False], message.offset in rows_by_read[True], newest),
         )
         for message in messages
     ]
@@ -368,7 +369,8 @@ def _with_states(
 
 @dataclass
 class Deadline:
-    """The end of a search, `allowed_ms` after its first check: what a first search loads does not count."""
+    """A function that returns whether a search must end: `allowed_ms` after the first call, since what a first search
+    loads does not count."""
 
     clock: Clock
     allowed_ms: int = SEARCH_MS
@@ -396,7 +398,7 @@ def newest_by_key(
         return None
 
 
-def state_of(
+def message_state(
     message: StoredMessage, is_in_raw: bool, is_in_compacted: bool, newest: Mapping[bytes, NewestOffset | None] | None
 ) -> MessageState:
     """Return the effect of compaction on a message. `newest`: the newest message of each key that is known; None: the

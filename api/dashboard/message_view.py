@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from api.broker import schema_values
 from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
-from api.dashboard.lost_objects import LossCache, is_topic_unreadable, present_loss, raw_loss
-from api.dashboard.message_browser import MessageState, newest_by_key, open_topic, raw_offsets_text, state_of
+from api.dashboard.lost_objects import LossCache, compacted_read_error, is_topic_unreadable, raw_read_error
+from api.dashboard.message_browser import MessageState, message_state, newest_by_key, open_topic, raw_offsets_text
 from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
 from api.dashboard.rendering import MessageNotFound
 from storage.entries.stored_message import StoredMessage, stored_messages
@@ -49,19 +50,19 @@ class MessageView:
 
     @property
     def key(self) -> str | None:
-        """The key, if it is a text."""
+        """Return the key as text; None: there is none, or it is not UTF-8."""
         with suppress(UnicodeDecodeError):
             return None if self.message.key is None else self.message.key.decode()
         return None
 
     @property
     def properties(self) -> Sequence[tuple[str, str]]:
-        """The first properties."""
+        """Return the first `PROPERTIES` properties."""
         return self.message.properties[:PROPERTIES]
 
 
 def message_view(broker: Broker, name: TopicName, offset: int, losses: LossCache) -> MessageView:
-    """Return the message at an offset, and note the losses that its reads meet. Waits for the store.
+    """Read the message at an offset, and cache the losses that its reads meet. Waits for the store.
 
     Raise TopicNotFound, MessageNotFound, PartitionedTopicRefused.
     """
@@ -69,7 +70,7 @@ def message_view(broker: Broker, name: TopicName, offset: int, losses: LossCache
     errors: list[CompactorError] = []
     raw, compacted = (_message_at(topic, offset, flag, errors) for flag in (False, True))
     message = raw or compacted
-    losses.note(topic.record.id, errors)
+    losses.record_losses(topic.record.id, errors)
     if message is None:
         if errors:
             raise errors[0]
@@ -79,14 +80,27 @@ def message_view(broker: Broker, name: TopicName, offset: int, losses: LossCache
     state = MessageState()
     if not errors:
         newest = newest_by_key(broker, topic, [message], errors)
-        state = state_of(message, raw is not None, compacted is not None, newest)
-        losses.note(topic.record.id, errors)
-    described, decoded, problem = _decoded(broker, name, message)
+        state = message_state(message, raw is not None, compacted is not None, newest)
+        losses.record_losses(topic.record.id, errors)
+    described, decoded, problem = _decode_payload(broker, name, message)
     payload = message.payload or b""
     undecoded = payload_views(payload, message.payload_size) if payload else []
     store = broker.environment.store
-    unreadable = is_topic_unreadable(present_loss(topic, store, losses), raw_loss(topic, store, losses), errors)
+    unreadable = is_topic_unreadable(
+        compacted_read_error(topic, store, losses), raw_read_error(topic, store, losses), errors
+    )
     return MessageView(name, message, state, [*decoded, *undecoded], described, problem, errors, unreadable)
+
+
+class _DecodedPayload(NamedTuple):
+    """The description of a message's schema, the views of the payload that it decodes, and the reason if there is none.
+
+    An empty description: there is no schema. An empty `problem`: nothing needs an explanation.
+    """
+
+    schema: str
+    views: list[PayloadView]
+    problem: str
 
 
 def _message_at(topic: Topic, offset: int, read_compacted: bool, errors: list[CompactorError]) -> StoredMessage | None:
@@ -100,25 +114,27 @@ def _message_at(topic: Topic, offset: int, read_compacted: bool, errors: list[Co
     return None
 
 
-def _decoded(broker: Broker, name: TopicName, message: StoredMessage) -> tuple[str, list[PayloadView], str]:
-    """Return the description of the message's schema, the payload decoded by it, and the reason if it is not."""
+def _decode_payload(broker: Broker, name: TopicName, message: StoredMessage) -> _DecodedPayload:
+    """Decode the payload of a message by its own schema version, or else by the topic's newest."""
     schema = _schema_of(broker, name, message)
     if schema is None:
         sent = message.schema_version is not None
-        return "", [], "The topic does not have the schema version that the message names." if sent else ""
+        problem = "The topic does not have the schema version that the message names." if sent else ""
+        return _DecodedPayload("", [], problem)
     kind = type_name(schema.type)
     named = "" if message.schema_version is not None else ", the newest: the message names none"
     described = f"version {schema.version} ({kind}{named})"
     is_readable = message.kind is RowType.MESSAGE and not message.encryption_keys
     if kind in schema_values.SELF_DESCRIBED or not message.payload or not is_readable:
-        return described, [], ""
+        return _DecodedPayload(described, [], "")
     if message.is_cut:
-        return described, [], f"Payloads of more than {PAYLOAD_BYTES:,} bytes are not decoded here."
+        return _DecodedPayload(described, [], f"Payloads of more than {PAYLOAD_BYTES:,} bytes are not decoded here.")
     try:
         text = schema_values.decode(schema, message.payload, message.key)
     except NotDecoded as error:
-        return described, [], f"The payload cannot be decoded by it: {error}."
-    return described, [PayloadView("decoded", f"Decoded as {kind}", with_visible_controls(text))], ""
+        return _DecodedPayload(described, [], f"The payload cannot be decoded by it: {error}.")
+    view = PayloadView("decoded", f"Decoded as {kind}", with_visible_controls(text))
+    return _DecodedPayload(described, [view], "")
 
 
 def _schema_of(broker: Broker, name: TopicName, message: StoredMessage) -> SchemaRecord | None:

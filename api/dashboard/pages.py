@@ -30,17 +30,17 @@ from api.dashboard.lost_objects import loss_cache_of
 from api.dashboard.message_browser import OFFSETS, Order, PageQuery, View, message_page
 from api.dashboard.message_view import message_view
 from api.dashboard.overview import render_overview
-from api.dashboard.policy_table import policies_of, settings_of
+from api.dashboard.policy_table import policy_tables, setting_tables
 from api.dashboard.rendering import (
     ANY_ROLE,
     HEADERS,
     TOPIC_PAGE,
     PageRoutes,
+    has_permission,
     log_read_errors,
-    may,
+    operator_wording,
     render_page,
-    require,
-    wording_for,
+    require_permission,
 )
 from api.dashboard.topic_page import look_up_key, topic_view
 from api.dashboard.topic_sizes import sizes_cache_of
@@ -73,7 +73,7 @@ async def show_topics(
     broker: Broker, request: Request, q: str = "", state: str = "", sort: str = "name", page: int = 1
 ) -> Response:
     """Return the page of the topics that the caller may see."""
-    require(request, AuthAction.ANYONE)
+    require_permission(request, AuthAction.ANYONE)
     view = TableView(q.strip(), state if state in STATES else "", sort, page)
     sizes = await sizes_cache_of(request).all_sizes()
     return await broker.pools[WaitsFor.DATABASE].run(render_overview, request, view, sizes)
@@ -87,33 +87,33 @@ def show_topic(
 
     `after`: the number of the newest run when the form before this page requested one; 0: there was none.
     """
-    require(request, *ANY_ROLE, topic=topic)
-    may_change = may(request, AuthAction.ADMIN, topic=topic)
-    may_compact = may_change or may(request, AuthAction.COMPACT, topic=topic)
+    require_permission(request, *ANY_ROLE, topic=topic)
+    may_change = has_permission(request, AuthAction.ADMIN, topic=topic)
+    may_compact = may_change or has_permission(request, AuthAction.COMPACT, topic=topic)
     partitioned = broker.environment.metadata.partitions.find(topic)
     if partitioned is not None:
         rows = partition_rows(broker, partitioned)
         is_busy = any(row.is_busy for row in rows)
         return render_page(
             request, "partitioned.html", name=topic, rows=rows, columns=COLUMNS, may_compact=may_compact,
-            may_change=may_change, done=_result(broker, request, topic, is_busy) if may_compact else None,
+            may_change=may_change, done=_result_sentence(broker, request, topic, is_busy) if may_compact else None,
         )  # fmt: skip
     lookup, losses = None, loss_cache_of(request)
     if key is not None:
-        require(request, AuthAction.CONSUME, topic=topic)
+        require_permission(request, AuthAction.CONSUME, topic=topic)
         lookup = look_up_key(broker, topic, key, losses)
         log_read_errors(request, [] if lookup.error is None else [lookup.error])
-    may_consume = may(request, AuthAction.CONSUME, topic=topic)
-    wording = None if wording_for(request) is None else PAGE_WITH_STEPS_WORDING
+    may_consume = has_permission(request, AuthAction.CONSUME, topic=topic)
+    wording = None if operator_wording(request) is None else PAGE_WITH_STEPS_WORDING
     view = topic_view(broker, topic, wording=wording, with_subscriptions=may_consume, losses=losses, lookup=lookup)
     return render_page(
         request, "topic.html", view=view, lookup=lookup, may_compact=may_compact, may_change=may_change,
         may_consume=may_consume, found_nothing_new=view.found_nothing_new(after),
-        done=_result(broker, request, topic, view.is_busy) if may_compact else None,
+        done=_result_sentence(broker, request, topic, view.is_busy) if may_compact else None,
     )  # fmt: skip
 
 
-def _result(broker: Broker, request: Request, topic: TopicName, is_busy: bool) -> str | None:
+def _result_sentence(broker: Broker, request: Request, topic: TopicName, is_busy: bool) -> str | None:
     """Return the sentence about a button that was pressed before a topic's page; None: that of `RESULTS`.
 
     It states the pauses that are left, and does not state a request that has ended (`is_busy` is false). For callers
@@ -147,7 +147,7 @@ def show_messages(
     key: str = "",
 ) -> Response:
     """Return a page of a topic's messages: raw, compacted, or both in one column."""
-    require(request, AuthAction.CONSUME, topic=topic)
+    require_permission(request, AuthAction.CONSUME, topic=topic)
     query = PageQuery(view, order, offset, before, time.strip(), key)
 
     def link(**changes: object) -> str:
@@ -164,7 +164,7 @@ def show_message(
     broker: Broker, request: Request, topic: Topic, offset: Annotated[int, Path(ge=0, le=OFFSETS), _COMMAS]
 ) -> Response:
     """Return the page of the message at an offset."""
-    require(request, AuthAction.CONSUME, topic=topic)
+    require_permission(request, AuthAction.CONSUME, topic=topic)
     view = message_view(broker, topic, offset, loss_cache_of(request))
     log_read_errors(request, view.errors)
     return render_page(request, "message.html", name=topic, view=view)
@@ -173,11 +173,11 @@ def show_message(
 @router.get(f"{TOPIC_PAGE}/policies")
 def show_policies(broker: Broker, request: Request, topic: Topic, changed: str = "") -> Response:
     """Return the page of a topic's policies, each with a form."""
-    require(request, *ANY_ROLE, topic=topic)
+    require_permission(request, *ANY_ROLE, topic=topic)
     return render_page(
-        request, "policies.html", name=topic, policies=policies_of(broker.environment, topic), problem="",
+        request, "policies.html", name=topic, policies=policy_tables(broker.environment, topic), problem="",
         changed=changed if changed in POLICIES else "",
-        may_change=may(request, AuthAction.ADMIN, topic=topic),
+        may_change=has_permission(request, AuthAction.ADMIN, topic=topic),
     )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ async def stream_run_events(context: Context, run: RunId) -> Response:
 @router.get("/dashboard/service")
 def show_service(broker: Broker, request: Request) -> Response:
     """Return the page of the services, those that are gone, requested, failing and paused compactions, and mirrors."""
-    require(request, AuthAction.SUPERUSER)
+    require_permission(request, AuthAction.SUPERUSER)
     now = broker.environment.clock.now_ms()
     state = scheduler_document(compaction.scheduler_state(broker.environment), now, DASHBOARD_WORDING)
     mirrors = [
@@ -213,8 +213,8 @@ def show_service(broker: Broker, request: Request) -> Response:
 @router.get("/dashboard/settings")
 def show_settings(broker: Broker, request: Request) -> Response:
     """Return the page of this service's settings and their origins, without secrets."""
-    require(request, AuthAction.SUPERUSER)
-    return render_page(request, "settings.html", settings=settings_of(broker.settings))
+    require_permission(request, AuthAction.SUPERUSER)
+    return render_page(request, "settings.html", settings=setting_tables(broker.settings))
 
 
 @router.get("/dashboard/{name}.{kind}", is_page=False)

@@ -46,12 +46,13 @@ def payload_views(first_bytes: bytes, payload_size: int) -> list[PayloadView]:
 
 
 def json_view(first_bytes: bytes, payload_size: int) -> PayloadView | None:
-    """Return an indented JSON object or array; numbers and texts stay as they are. None: it is none, or too large."""
+    """Return a view of a payload as indented JSON; numbers and texts stay as they are. None: it is no object or array,
+    or too large."""
     if payload_size > min(TEXT_BYTES, len(first_bytes)) or first_bytes.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
         text = first_bytes.decode()
-        if _depth(text) > JSON_DEPTH:
+        if _nesting_depth(text) > JSON_DEPTH:
             return None
         return PayloadView("json", "JSON", msgspec.json.format(text, indent=2).translate(_DIRECTIONS))
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
@@ -59,7 +60,7 @@ def json_view(first_bytes: bytes, payload_size: int) -> PayloadView | None:
 
 
 def text_view(first_bytes: bytes, payload_size: int) -> PayloadView | None:
-    """Return a text; None: it is not UTF-8, or has a NUL."""
+    """Return a view of a payload as text; None: it is not UTF-8, or has a NUL."""
     head = first_bytes[:TEXT_BYTES]
     try:
         text = head.decode()
@@ -71,31 +72,33 @@ def text_view(first_bytes: bytes, payload_size: int) -> PayloadView | None:
     return (
         None
         if "\0" in text
-        else PayloadView("text", "Text", with_visible_controls(text), _cut_to(len(head), payload_size))
+        else PayloadView("text", "Text", with_visible_controls(text), _length_if_cut(len(head), payload_size))
     )
 
 
 def hex_view(first_bytes: bytes, payload_size: int) -> PayloadView:
-    """Return lines of eight bytes: their offset, their digits, and their ASCII characters."""
+    """Return a view of a payload in hexadecimal: lines of eight bytes with their offset, digits and ASCII
+    characters."""
     head = first_bytes[:HEX_BYTES]
     lines = []
     for start in range(0, len(head), _HEX_COLUMNS):
         line = head[start : start + _HEX_COLUMNS]
         characters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in line)
         lines.append(f"{start:04x}  {line.hex(' '):<{3 * _HEX_COLUMNS - 1}}  {characters}")
-    return PayloadView("hex", "Hexadecimal", "\n".join(lines), _cut_to(len(head), payload_size))
+    return PayloadView("hex", "Hexadecimal", "\n".join(lines), _length_if_cut(len(head), payload_size))
 
 
 def with_visible_controls(text: str) -> str:
-    """Return a text with a visible sign for each control character, also for those of the direction."""
+    """Return a text with a visible sign for each control character, also for those that change the direction of
+    text."""
     return text.translate(_SIGNS)
 
 
-def _cut_to(length: int, size: int) -> int | None:
+def _length_if_cut(length: int, size: int) -> int | None:
     return length if length < size else None
 
 
-def _depth(text: str) -> int:
-    """Return how deep arrays and objects are nested."""
+def _nesting_depth(text: str) -> int:
+    """Return how deep arrays and objects are nested in a JSON text."""
     brackets = _BRACKETS.findall(_STRINGS.sub("", text))
     return max(accumulate((1 if bracket in "[{" else -1 for bracket in brackets), initial=0))

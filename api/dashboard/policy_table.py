@@ -32,37 +32,38 @@ class OptionTables:
     defaults: Sequence[tuple[str, Sequence[PolicyRow]]]
 
 
-def policies_of(environment: Environment, name: TopicName) -> OptionTables:
-    """Return the policies of a topic, also of a partitioned one. Raises TopicNotFound, PartitionPolicyRefused."""
-    return _tables(policy_rows(policies.resolved(environment, PolicyScope(PolicyOrigin.TOPIC, topic=name))))
+def policy_tables(environment: Environment, name: TopicName) -> OptionTables:
+    """Return the tables of a topic's policies, also of a partitioned one. Raises TopicNotFound,
+    PartitionPolicyRefused."""
+    return _option_tables(policy_rows(policies.resolved(environment, PolicyScope(PolicyOrigin.TOPIC, topic=name))))
 
 
 def policy_rows(resolved: PolicyResolution) -> Sequence[PolicyRow]:
     """Return a row of each policy; those that are set come first, then the defaults, each sorted by name."""
     document = policies_document(resolved)
     rows = [
-        _row(policy, document[policy.name]["value"], document[policy.name]["origin"], policy.default)
+        _option_row(policy, document[policy.name]["value"], document[policy.name]["origin"], policy.default)
         for policy in POLICIES.values()
     ]
     if "delete" not in resolved.policies.cleanup_policy:
         for row in rows:
             if row["option"].name in _RETENTION and row["origin"] != PolicyOrigin.DEFAULT:
                 row["warning"] = "No effect: cleanup.policy does not have delete."
-    return _sorted(rows)
+    return _sort_set_rows_first(rows)
 
 
-def settings_of(settings: Settings) -> OptionTables:
-    """Return all settings, and the policies of the file."""
+def setting_tables(settings: Settings) -> OptionTables:
+    """Return the tables of all settings, and of the policies that the settings file sets."""
     options: dict[str, Option] = {**SETTINGS, **POLICIES}
-    return _tables(
-        _sorted(
-            _row(options[name], item["value"], item["origin"], options[name].default)
+    return _option_tables(
+        _sort_set_rows_first(
+            _option_row(options[name], item["value"], item["origin"], options[name].default)
             for name, item in settings_with_origins(settings).items()
         )
     )
 
 
-def _row(option: Option, value: object, origin: str, default: object) -> PolicyRow:
+def _option_row(option: Option, value: object, origin: str, default: object) -> PolicyRow:
     """Return the row of an option: `option`, its effective `value` as text and `meant` in larger units, `origin`,
     `default` as text, its `choices`, whether the value `differs` from the default, and a `warning`. `value` and
     `default`: as JSON, and as Python has them."""
@@ -73,18 +74,19 @@ def _row(option: Option, value: object, origin: str, default: object) -> PolicyR
     }  # fmt: skip
 
 
-def _tables(rows: Sequence[PolicyRow]) -> OptionTables:
-    """Divide rows, of which those that are set come first."""
+def _option_tables(rows: Sequence[PolicyRow]) -> OptionTables:
+    """Divide sorted rows into those that are set and, by prefix, those with defaults."""
     defaults = [row for row in rows if row["origin"] == PolicyOrigin.DEFAULT]
     return OptionTables(rows[: len(rows) - len(defaults)], group_by_prefix(defaults))
 
 
-def _sorted(rows: Any) -> Sequence[PolicyRow]:
+def _sort_set_rows_first(rows: Any) -> Sequence[PolicyRow]:
     return sorted(rows, key=lambda row: (row["origin"] == PolicyOrigin.DEFAULT, row["option"].name))
 
 
 def value_in_larger_units(kind: ValueKind, value: object) -> str:
-    """Return a duration in milliseconds or a size in bytes in larger units; empty: the value is as plain."""
+    """Return a duration in milliseconds or a size in bytes in larger units; empty for any other value, and below
+    1,000."""
     kind = kind.kind if isinstance(kind, Optional) else kind
     if not isinstance(value, int) or value < 1000:
         return ""
@@ -97,7 +99,7 @@ def value_in_larger_units(kind: ValueKind, value: object) -> str:
 
 
 def group_by_prefix(rows: Sequence[PolicyRow]) -> Sequence[tuple[str, Sequence[PolicyRow]]]:
-    """Return the rows by the first word of their names, those that are alone with it together at the end."""
+    """Group rows by the first word of their names. Rows that are alone in a group come last, under "others"."""
     groups: dict[str, list[PolicyRow]] = {}
     for row in rows:
         groups.setdefault(row["option"].name.partition(".")[0], []).append(row)
@@ -107,7 +109,7 @@ def group_by_prefix(rows: Sequence[PolicyRow]) -> Sequence[tuple[str, Sequence[P
 
 
 def choices(kind: ValueKind) -> tuple[str, ...]:
-    """Return the values of a kind that has few of them; else none."""
+    """Return the possible values of a kind that has few of them; empty for any other kind."""
     match kind:
         case Boolean():
             return "true", "false"

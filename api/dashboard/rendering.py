@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends, FastAPI, Request
@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from api.broker.refusals import NotTheOwner
 from api.dashboard import formats
-from api.dashboard.failure import read_failure
+from api.dashboard.failure import failure_of_read
 from api.dashboard.topic_status import current_states
 from api.http.access import ANY_USE, DASHBOARD, LOGIN, AuthAction, caller_of
 from api.http.context import context_of
@@ -101,8 +101,15 @@ class MessageNotFound(RestException):
         super().__init__(404, reason)
 
 
+class ParsedForm(NamedTuple):
+    """The fields of a form that are UTF-8, and the names of those that are not."""
+
+    fields: dict[str, str]
+    malformed_names: list[str]
+
+
 class FormRefused(RestException):
-    """A form whose body is refused. `form`: the fields that a page can show again."""
+    """The refusal of a form whose body is invalid. `form`: the fields that a page can show again."""
 
     def __init__(self, status: int, reason: str, form: Mapping[str, str]) -> None:
         super().__init__(status, reason)
@@ -118,7 +125,7 @@ class PageRoutes(Routes):
     def route(
         self, methods: str | Collection[str], path: str, *needs: Any, is_page: bool = True, **options: Any
     ) -> Callable[[Endpoint], Endpoint]:
-        """Add the function as a route. `is_page`: it answers a page."""
+        """Return a decorator that adds a function as a route. `is_page`: it answers with a page."""
         add = super().route(methods, path, *needs, _UTF8_URL, include_in_schema=False, **options)
 
         def add_marked(endpoint: Endpoint) -> Endpoint:
@@ -129,7 +136,7 @@ class PageRoutes(Routes):
 
 
 def is_page_path(path: str) -> bool:
-    """Return whether the routes of this package have a path."""
+    """Return whether a path is one of the dashboard."""
     return path == "/" or path == DASHBOARD.rstrip("/") or path.startswith(DASHBOARD)
 
 
@@ -140,10 +147,10 @@ def install_error_pages(app: FastAPI) -> None:
     another service renders, which owns the topic, is passed on.
     """
     for kind in (RequestValidationError, HTTPException, CompactorError, NotTheOwner):
-        app.add_exception_handler(kind, _as_page(cast(Handler, app.exception_handlers[kind])))
+        app.add_exception_handler(kind, _page_error_handler(cast(Handler, app.exception_handlers[kind])))
 
 
-def _as_page(handler: Handler) -> Handler:
+def _page_error_handler(handler: Handler) -> Handler:
     async def answered(request: Request, error: Exception) -> Response:
         is_page = getattr(request.scope.get("endpoint"), _IS_PAGE, False)
         if is_page:
@@ -159,24 +166,24 @@ def _as_page(handler: Handler) -> Handler:
     return answered
 
 
-def require(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> None:
+def require_permission(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> None:
     """Raise RestException (401, 403) unless the caller may do any of `actions`."""
     where = (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
     request.app.state.access.require(caller_of(request), actions, *where)
 
 
-def may(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> bool:
+def has_permission(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> bool:
     """Return whether the caller may do any of `actions`."""
     try:
-        require(request, *actions, topic=topic)
+        require_permission(request, *actions, topic=topic)
     except RestException:
         return False
     return True
 
 
-def wording_for(request: Request) -> AdviceWording | None:
-    """Return the wording of advice if the caller may read errors in full, with the locations of database and store;
-    else None."""
+def operator_wording(request: Request) -> AdviceWording | None:
+    """Return the wording of advice for a caller that may read errors in full, with the locations of database and store;
+    None for any other caller."""
     return DASHBOARD_WORDING if context_of(request).access.is_superuser(caller_of(request)) else None
 
 
@@ -198,7 +205,7 @@ def render_page(
         done=RESULTS.get(request.query_params.get("done", ""), "") if done is None else done,
         is_operator=context.access.is_superuser(caller_of(request)),
         may_create=lambda: context.access.may_create_topics(caller_of(request)),
-        tabs=lambda name: _tabs(request, name),
+        tabs=lambda name: _visible_tabs(request, name),
         states_of=lambda name: current_states(broker, name),
         **values,
     )
@@ -224,13 +231,13 @@ def render_problem_page(request: Request, status: int, reason: str, error: Excep
     return render_page(
         request, "problem.html", status, reason=reason, topic_page=topic_page,
         messages_page=f"{topic_page}/messages" if is_missing_message else "",
-        failure=read_failure(error) if isinstance(error, CompactorError) else None,
+        failure=failure_of_read(error) if isinstance(error, CompactorError) else None,
     )  # fmt: skip
 
 
-def _tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
-    """Return the pages of a topic that the caller may see. A partition has the policies of its topic, and a partitioned
-    topic has no messages of its own."""
+def _visible_tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
+    """Return the links to the pages of a topic that the caller may see. A partition has the policies of its topic, and
+    a partitioned topic has no messages of its own."""
     current = "/".join(request.scope["route"].path.removeprefix(TOPIC_PAGE).split("/")[:2])
     is_partitioned = context_of(request).broker.environment.metadata.partitions.find(topic) is not None
     return [
@@ -240,7 +247,7 @@ def _tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
             place == current,
         )
         for place, text, actions in _TABS
-        if may(request, *actions, topic=topic) and not (is_partitioned and place == "/messages")
+        if has_permission(request, *actions, topic=topic) and not (is_partitioned and place == "/messages")
     ]
 
 
@@ -268,7 +275,7 @@ def uses_tls(request: Request) -> bool:
     return request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https://")
 
 
-async def same_origin_form(request: Request) -> dict[str, str]:
+async def read_same_origin_form(request: Request) -> dict[str, str]:
     """Return the fields of a form. Raises RestException (403) for a form of another site's page, and FormRefused: 413,
     or 400 for one that is not UTF-8."""
     require_same_origin(request)
@@ -279,7 +286,7 @@ async def same_origin_form(request: Request) -> dict[str, str]:
         if error.status_code != 413:
             raise
         raise FormRefused(413, _TOO_LARGE, {}) from error
-    form, malformed = form_fields(body)
+    form, malformed = parse_form_fields(body)
     if len(body) > FORM_BYTES:
         raise FormRefused(413, _TOO_LARGE, form)
     if malformed:
@@ -287,11 +294,8 @@ async def same_origin_form(request: Request) -> dict[str, str]:
     return form
 
 
-def form_fields(body: bytes) -> tuple[dict[str, str], list[str]]:
-    """Return the fields of a form that are UTF-8, and the names of those that are not. Empty fields are left out.
-
-    Raises RestException (400) for too many fields.
-    """
+def parse_form_fields(body: bytes) -> ParsedForm:
+    """Parse the body of a form. Empty fields are left out. Raises RestException (400) for too many fields."""
     form, malformed = dict[str, str](), list[str]()
     try:
         # Each byte becomes a character, so that bytes that are not UTF-8 are seen.
@@ -303,4 +307,4 @@ def form_fields(body: bytes) -> tuple[dict[str, str], list[str]]:
             form.setdefault(name.encode("latin-1").decode(), value.encode("latin-1").decode())
         except UnicodeDecodeError:
             malformed.append(ascii(name))
-    return form, malformed
+    return ParsedForm(form, malformed)

@@ -41,8 +41,8 @@ ENDED_EARLY = ("ERROR", "CANCELLED")
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """A number of a run. `css_class`: of its drawing; `label`: its name in the legend."""
+class RunQuantity:
+    """A number of a run that the chart draws. `css_class`: of its drawing; `label`: its name in the legend."""
 
     css_class: str
     label: str
@@ -56,7 +56,7 @@ class PanelScheme:
 
     title: str
     format_number: Callable[[int], str]
-    stacks: Sequence[Sequence[Quantity]]
+    stacks: Sequence[Sequence[RunQuantity]]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class RunChart:
-    """The panels of a topic's runs. `axis`: numbers of runs, drawn below each panel. `texts`: the numbers of each run
-    in words, the oldest first. `marks`: the states that are marked in it."""
+    """The chart of a topic's runs. `axis`: numbers of runs, drawn below each panel. `texts`: the numbers of each run in
+    words, the oldest first. `marks`: the states that are marked in it."""
 
     panels: Sequence[Panel]
     axis: Markup
@@ -95,7 +95,8 @@ class EarlyEndReason:
     last_at: int | None
 
 
-def _sum_of(*names: str) -> Callable[[Run], int]:
+def _statistics_sum(*names: str) -> Callable[[Run], int]:
+    """Return the function that sums the statistics of these names of a run; a missing one counts as 0."""
     return lambda run: sum(int(run["statistics"].get(name) or 0) for name in names)
 
 
@@ -111,36 +112,37 @@ def run_duration(run: Run) -> int | None:
     return None if run["finished_at"] is None else max(run["finished_at"] - run["started_at"], 0)
 
 
-def _took_in_vain(run: Run) -> int:
+def _failed_run_duration(run: Run) -> int:
+    """Return the duration of a run that failed or was cancelled, in milliseconds; 0 for any other run."""
     return (run_duration(run) or 0) if run["state"] in ENDED_EARLY else 0
 
 
 PHASES = (
-    Quantity("snapshot", "snapshot", _sum_of("snapshot_ms")),
-    Quantity("scan", "scan", _sum_of("scan_ms")),
-    Quantity("one", "phase one", _sum_of("phase_one_ms")),
-    Quantity("two", "phase two", _sum_of("phase_two_ms")),
-    Quantity("publish", "verify and publish", _sum_of("verify_ms", "publish_ms")),
+    RunQuantity("snapshot", "snapshot", _statistics_sum("snapshot_ms")),
+    RunQuantity("scan", "scan", _statistics_sum("scan_ms")),
+    RunQuantity("one", "phase one", _statistics_sum("phase_one_ms")),
+    RunQuantity("two", "phase two", _statistics_sum("phase_two_ms")),
+    RunQuantity("publish", "verify and publish", _statistics_sum("verify_ms", "publish_ms")),
 )
-BEFORE = Quantity("before", "in, from the compacted ledger", _sum_of("messages_before"))
-NEW = Quantity("new", "in, new", _sum_of("messages_in"))
-OUT = Quantity("out", "out", _sum_of("messages_out"))
-READ = Quantity("new", "read", _sum_of("bytes_read"))
-WRITTEN = Quantity("out", "written", _sum_of("bytes_written"))
+BEFORE = RunQuantity("before", "in, from the compacted ledger", _statistics_sum("messages_before"))
+NEW = RunQuantity("new", "in, new", _statistics_sum("messages_in"))
+OUT = RunQuantity("out", "out", _statistics_sum("messages_out"))
+READ = RunQuantity("new", "read", _statistics_sum("bytes_read"))
+WRITTEN = RunQuantity("out", "written", _statistics_sum("bytes_written"))
 PANELS = (
     PanelScheme("Messages", count, ((BEFORE, NEW), (OUT,))),
     PanelScheme("Stored bytes", size, ((READ,), (WRITTEN,))),
-    PanelScheme("Duration", duration, ((*PHASES, Quantity("vain", "without a result", _took_in_vain)),)),
+    PanelScheme("Duration", duration, ((*PHASES, RunQuantity("vain", "without a result", _failed_run_duration)),)),
 )
 
 
 def draw_chart(runs: Sequence[Run]) -> RunChart:
-    """Draw runs. `runs`: the newest first."""
+    """Draw the chart of a topic's runs. `runs`: the newest first."""
     oldest_first = list(reversed(runs))
     texts = [run_text(run) for run in oldest_first]
     marks = [state for state in MARKED if any(run["state"] == state for run in runs)]
-    panels = [panel for scheme in PANELS if (panel := _panel(scheme, oldest_first, texts)) is not None]
-    return RunChart(panels, _axis(oldest_first), texts, marks)
+    panels = [panel for scheme in PANELS if (panel := _draw_panel(scheme, oldest_first, texts)) is not None]
+    return RunChart(panels, _draw_axis(oldest_first), texts, marks)
 
 
 def run_text(run: Run) -> str:
@@ -175,8 +177,8 @@ def early_end_reasons(runs: Sequence[Run]) -> list[EarlyEndReason]:
     ]
 
 
-def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Panel | None:
-    """Draw a panel; None: no run has a number of it."""
+def _draw_panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Panel | None:
+    """Draw a panel of the chart; None: all its numbers are 0."""
     quantities = [item for stack in scheme.stacks for item in stack]
     highest = max((sum(item.value(run) for item in stack) for run in runs for stack in scheme.stacks), default=0)
     if not highest:
@@ -184,11 +186,11 @@ def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Pa
     share = min(len(runs) / LEAST_COLUMNS, 1)
     paths = {item.css_class: "" for item in quantities}
     for index, run in enumerate(runs):
-        for kind, box in _boxes(scheme, index, run, highest, _FILLED * share):
+        for kind, box in _column_paths(scheme, index, run, highest, _FILLED * share):
             paths[kind] += box
     pieces = [
         Markup('<path d="M0 {}h{}" class="axis"/>').format(_HEIGHT, len(runs)),
-        *(_mark(index, run, share) for index, run in enumerate(runs) if run["state"] in MARKED),
+        *(_draw_state_strip(index, run, share) for index, run in enumerate(runs) if run["state"] in MARKED),
         *(Markup('<path d="{}" class="{}"/>').format(path, kind) for kind, path in paths.items()),
         *(chart_slice(index, _HEIGHT + _STRIP, text) for index, text in enumerate(texts)),
     ]
@@ -204,9 +206,9 @@ def _panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) -> Pa
     return Panel(scheme.title, scheme.format_number(highest), svg, list(legend.items()))
 
 
-def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int, filled: float) -> Iterator[tuple[str, str]]:
-    """Yield the boxes of a run's column as paths, each with its kind; a small number can be seen, too. `filled`: the
-    share of its place that the column fills."""
+def _column_paths(scheme: PanelScheme, index: int, run: Run, highest: int, filled: float) -> Iterator[tuple[str, str]]:
+    """Yield the boxes of a run's column as SVG paths, each with its CSS class; a small number is drawn high enough to
+    be seen. `filled`: the share of its place that the column fills."""
     width = filled / len(scheme.stacks)
     for number, stack in enumerate(scheme.stacks):
         left, bottom = index + (1 - filled) / 2 + number * width, float(_HEIGHT)
@@ -217,15 +219,15 @@ def _boxes(scheme: PanelScheme, index: int, run: Run, highest: int, filled: floa
                 bottom -= height
 
 
-def _mark(index: int, run: Run, width: float) -> Markup:
-    """Draw the strip of a run that has not succeeded."""
+def _draw_state_strip(index: int, run: Run, width: float) -> Markup:
+    """Draw the strip below the axis that marks a run that has not succeeded."""
     return Markup('<rect x="{:.2f}" y="{}" width="{:.2f}" height="{}" class="strip {}"/>').format(
         index + (1 - width) / 2, _HEIGHT, width, _STRIP, run["state"].lower()
     )
 
 
-def _axis(runs: Sequence[Run]) -> Markup:
-    """Draw the numbers of runs at equal distances, that of the newest always."""
+def _draw_axis(runs: Sequence[Run]) -> Markup:
+    """Draw the numbers of runs at equal distances, that of the newest run always."""
     step = max(1, -(-len(runs) // _NUMBERED))
     numbers = [
         Markup('<text x="{:.2f}%" y="12" text-anchor="middle">{}</text>').format(

@@ -29,7 +29,8 @@ _CONTEXT = 3
 
 @dataclass(frozen=True)
 class DiffLine:
-    """A line of a difference. `kind`: added, removed, place (of the following lines) or same."""
+    """A line of a difference between two schema versions. `kind`: added, removed, place (of the following lines) or
+    same."""
 
     kind: str
     text: str
@@ -37,7 +38,8 @@ class DiffLine:
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """A version. `lines`: its definition, or its difference to `previous`; None: it is too long for a page."""
+    """A version of a topic's schema. `lines`: its definition, or its difference to `previous`; None: it is too long for
+    a page."""
 
     version: int
     type: str
@@ -64,12 +66,14 @@ def schema_history(registry: SchemaRegistry, topic: TopicName) -> SchemaHistory:
     versions = []
     for before, outline in list(zip([None, *newest], newest, strict=False))[-SHOWN:]:
         previous = None if before is None else before.version
-        lines = _lines(definitions, outline.version, previous)
+        lines = _definition_or_diff_lines(definitions, outline.version, previous)
         versions.append(SchemaVersion(outline.version, type_name(outline.type), outline.created_at, previous, lines))
     return SchemaHistory(versions[::-1], len(outlines))
 
 
-def _lines(definitions: Mapping[int, list[str]], version: int, previous: int | None) -> Sequence[DiffLine] | None:
+def _definition_or_diff_lines(
+    definitions: Mapping[int, list[str]], version: int, previous: int | None
+) -> Sequence[DiffLine] | None:
     """Return the lines of a version, compared with the version `previous` if there is one; None: they are too many.
 
     `definitions`: those that are not too long, by version.
@@ -90,9 +94,9 @@ def definition_lines(schema: SchemaRecord) -> list[str]:
         try:
             key, value = split_parts(schema.data)
         except MalformedDefinition:
-            return lines + _text(schema.data)
-        return [*lines, "key:", *_text(key), "value:", *_text(value)]
-    return lines + _text(schema.data)
+            return lines + _formatted_lines(schema.data)
+        return [*lines, "key:", *_formatted_lines(key), "value:", *_formatted_lines(value)]
+    return lines + _formatted_lines(schema.data)
 
 
 def diff_lines(old: Sequence[str], new: Sequence[str]) -> list[DiffLine] | None:
@@ -104,8 +108,8 @@ def diff_lines(old: Sequence[str], new: Sequence[str]) -> list[DiffLine] | None:
     return [DiffLine(kinds.get(line[0], "same"), line) for line in unified]
 
 
-def _text(data: bytes) -> list[str]:
-    """Return a definition as lines."""
+def _formatted_lines(data: bytes) -> list[str]:
+    """Return the definition of a schema as lines of text; JSON is indented."""
     try:
         return json.dumps(json.loads(data), indent=2, ensure_ascii=False).splitlines()
     except (ValueError, RecursionError):

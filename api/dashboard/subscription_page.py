@@ -29,29 +29,32 @@ from storage.positions import StartTime
 router = PageRoutes()
 
 
-def _reset(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
-    name = _name(request)
-    offsets = subscriptions.reset(broker, topic, name, _position(form))
+def _reset_cursor(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
+    name = _subscription_name(request)
+    offsets = subscriptions.reset(broker, topic, name, _parse_position(form))
     place = {"offset": offsets[0]} if len(offsets) == 1 else {}
     return redirect_to_topic(topic, f"/subscriptions/{encode_path_segment(name)}", done="reset", **place)
 
 
-def _moved(request: Request, topic: TopicName, _: object = None) -> Response:
-    return redirect_to_topic(topic, f"/subscriptions/{encode_path_segment(_name(request))}", done="reset")
+def _redirect_after_reset(request: Request, topic: TopicName, _: object = None) -> Response:
+    return redirect_to_topic(topic, f"/subscriptions/{encode_path_segment(_subscription_name(request))}", done="reset")
 
 
-def reset_over_rest(request: Request, topic: TopicName, form: Form) -> RestCall:
-    """Return the call that resets all partitions to a time: any other position is one partition's, and was refused.
+def reset_rest_call(request: Request, topic: TopicName, form: Form) -> RestCall:
+    """Return the REST call that resets a subscription in all partitions to a time: any other position is one
+    partition's, and was refused.
 
     REST takes no time before 1970. No message is older, so such a time is that of the first message.
     """
-    position = _position(form)
+    position = _parse_position(form)
     assert isinstance(position, StartTime), "a partitioned topic has no other position"
-    path = f"subscription/{encode_path_segment(_name(request))}/resetcursor/{max(0, position.publish_time)}"
-    return RestCall(path, None, partial(_moved, request, topic))
+    path = (
+        f"subscription/{encode_path_segment(_subscription_name(request))}/resetcursor/{max(0, position.publish_time)}"
+    )
+    return RestCall(path, None, partial(_redirect_after_reset, request, topic))
 
 
-def _position(form: Form) -> CursorPosition:
+def _parse_position(form: Form) -> CursorPosition:
     """Return the position that a form chooses. Raise InvalidInput."""
     match form.get("to"):
         case "earliest":
@@ -65,20 +68,20 @@ def _position(form: Form) -> CursorPosition:
     raise InvalidInput("no position is chosen", "choose one of those of the form")
 
 
-def _show(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
-    name = _name(request)
-    snapshots = _snapshots(broker, topic)
-    cursors = [(snapshot, cursor) for snapshot in snapshots for cursor in [_cursor(snapshot, name)] if cursor]
+def _render_subscription(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
+    name = _subscription_name(request)
+    snapshots = _stats_snapshots(broker, topic)
+    cursors = [(snapshot, cursor) for snapshot in snapshots for cursor in [_find_cursor(snapshot, name)] if cursor]
     if not cursors:
         raise CursorNotFound(topic, name)
     return render_page(
         request, "subscription.html", refusal.status, name=topic, subscription=name, cursors=cursors, form=form,
         problem=refusal.reason, is_partitioned=len(snapshots) > 1 or snapshots[0].stats.topic.name != topic,
-        is_movable=name != COMPACTION_CURSOR, done=_result(request, snapshots),
+        is_movable=name != COMPACTION_CURSOR, done=_result_sentence(request, snapshots),
     )  # fmt: skip
 
 
-def _result(request: Request, snapshots: Sequence[StatsSnapshot]) -> str | None:
+def _result_sentence(request: Request, snapshots: Sequence[StatsSnapshot]) -> str | None:
     """Return the sentence about the form that moved the subscription before this page: where it went; None: that of
     `RESULTS`."""
     if request.query_params.get("done") != "reset":
@@ -95,17 +98,17 @@ def _result(request: Request, snapshots: Sequence[StatsSnapshot]) -> str | None:
     return f"The subscription was moved to offset {count(int(offset))}{end}."
 
 
-def _snapshots(broker: Broker, topic: TopicName) -> list[StatsSnapshot]:
+def _stats_snapshots(broker: Broker, topic: TopicName) -> list[StatsSnapshot]:
     """Return the statistics of a topic, or of each partition. Raise TopicNotFound."""
     records = names.topics(broker.environment, topic)
     return [item for record in records if (item := stats_snapshot(broker.environment, record.name)) is not None]
 
 
-def _cursor(snapshot: StatsSnapshot, name: str) -> CursorStatsRecord | None:
+def _find_cursor(snapshot: StatsSnapshot, name: str) -> CursorStatsRecord | None:
     return next((cursor for cursor in snapshot.stats.cursors if cursor.record.name == name), None)
 
 
-def _name(request: Request) -> str:
+def _subscription_name(request: Request) -> str:
     return decoded(request.path_params["subscription"])
 
 
@@ -115,9 +118,9 @@ add_button_routes(
         "subscriptions/{subscription}",
         "resetCursorNow",
         (AuthAction.CONSUME,),
-        _reset,
-        _show,
+        _reset_cursor,
+        _render_subscription,
         WaitsFor.STORE,
-        reset_over_rest,
+        reset_rest_call,
     ),
 )

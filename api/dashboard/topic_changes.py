@@ -18,9 +18,9 @@ from api.dashboard.rendering import (
     NEW_TOPIC,
     FormRefused,
     PageRoutes,
+    read_same_origin_form,
     render_page,
-    require,
-    same_origin_form,
+    require_permission,
 )
 from api.dashboard.topics_table import partition_rows
 from api.http.access import AuthAction, caller_of
@@ -39,8 +39,8 @@ _MOST_NAMESPACES = 200
 
 
 @dataclass(frozen=True)
-class Losses:
-    """The content of a topic that a deletion removes. `subscriptions` None: they were not counted."""
+class DeletionImpact:
+    """The content of a topic that its deletion removes. `subscriptions` None: they were not counted."""
 
     messages: int
     bytes: int
@@ -52,23 +52,24 @@ class Losses:
 @router.get(NEW_TOPIC)
 def show_new_topic(broker: Broker, request: Request) -> Response:
     """Return the form of a new topic."""
-    require(request, AuthAction.ANYONE)
-    return _new_topic(request, {}, Refusal())
+    require_permission(request, AuthAction.ANYONE)
+    return _render_new_topic_form(request, {}, Refusal())
 
 
 @router.post(NEW_TOPIC, operation_id="createTopicNow")
 async def create_topic(broker: Broker, request: Request) -> Response:
     """Create a topic, with or without partitions, and redirect to its page."""
-    require(request, AuthAction.ANYONE)
+    require_permission(request, AuthAction.ANYONE)
     refused: FormRefused | None = None
     try:
-        form: Form = await same_origin_form(request)
+        form: Form = await read_same_origin_form(request)
     except FormRefused as error:
         form, refused = error.form, error
-    return await broker.pools[WaitsFor.DATABASE].run(_created, broker, request, form, refused)
+    return await broker.pools[WaitsFor.DATABASE].run(_create_or_render_form, broker, request, form, refused)
 
 
-def _created(broker: Broker, request: Request, form: Form, refused: FormRefused | None) -> Response:
+def _create_or_render_form(broker: Broker, request: Request, form: Form, refused: FormRefused | None) -> Response:
+    """Create the topic of a form, and redirect to its page; if that is refused, return the form with the reason."""
     try:
         if refused is not None:
             raise refused
@@ -76,24 +77,24 @@ def _created(broker: Broker, request: Request, form: Form, refused: FormRefused 
         if not slash:
             raise InvalidInput(f"{full_name[:40]!r} is not a namespace", "give its tenant, too, as in public/default")
         name = TopicName(tenant, namespace, form.get("name", "").strip())
-        require(request, AuthAction.ADMIN, topic=name)
+        require_permission(request, AuthAction.ADMIN, topic=name)
         number = form.get("partitions", "").strip()
         if number:
-            partitions.create(broker.environment, name, _number_of_partitions(number), {})
+            partitions.create(broker.environment, name, _parse_partition_count(number), {})
         else:
             topics.create(broker.environment, name, {})
     except (CompactorError, RestException) as error:
-        return _new_topic(request, form, refusal_of(request, error))
+        return _render_new_topic_form(request, form, refusal_of(request, error))
     return redirect_to_topic(name, done="created")
 
 
-def _number_of_partitions(text: str) -> int:
+def _parse_partition_count(text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", text, re.ASCII):
         raise InvalidInput(f"{text[:20]!r} is not a number of partitions", "give a whole number, or leave it empty")
     return int(text)
 
 
-def _new_topic(request: Request, form: Form, refusal: Refusal) -> Response:
+def _render_new_topic_form(request: Request, form: Form, refusal: Refusal) -> Response:
     caller = caller_of(request)
     namespaces = context_of(request).access.administered_namespaces(caller)
     if not namespaces:
@@ -104,7 +105,7 @@ def _new_topic(request: Request, form: Form, refusal: Refusal) -> Response:
     )  # fmt: skip
 
 
-def _delete(broker: Broker, _request: Request, topic: TopicName, form: Form) -> Response:
+def _delete_topic(broker: Broker, _request: Request, topic: TopicName, form: Form) -> Response:
     force = form.get("force") == "yes"
     if broker.environment.metadata.partitions.find(topic) is None:
         topics.delete(broker, topic, force)
@@ -119,20 +120,20 @@ def _delete(broker: Broker, _request: Request, topic: TopicName, form: Form) -> 
     return redirect("/", done="deleted")
 
 
-def _show_delete(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
+def _render_delete_form(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
     return render_page(
-        request, "delete.html", refusal.status, name=topic, losses=_losses(broker, topic), form=form,
+        request, "delete.html", refusal.status, name=topic, losses=_deletion_impact(broker, topic), form=form,
         problem=refusal.reason,
     )  # fmt: skip
 
 
-def _losses(broker: Broker, name: TopicName) -> Losses:
-    """Return the content of a topic. Raise TopicNotFound."""
+def _deletion_impact(broker: Broker, name: TopicName) -> DeletionImpact:
+    """Return the content of a topic that its deletion removes. Raise TopicNotFound."""
     environment = broker.environment
     partitioned = environment.metadata.partitions.find(name)
     if partitioned is not None:
         rows = partition_rows(broker, partitioned)
-        return Losses(
+        return DeletionImpact(
             sum(row.messages for row in rows),
             sum(row.raw_bytes for row in rows),
             partitioned.partitions,
@@ -144,11 +145,13 @@ def _losses(broker: Broker, name: TopicName) -> Losses:
         raise names.missing_topic_error(environment, name)
     subscriptions = [item for item in snapshot.stats.cursors if item.record.name != COMPACTION_CURSOR]
     is_compacted = snapshot.stats.compacted is not None
-    return Losses(snapshot.end_offset - snapshot.first_offset, snapshot.size, 0, len(subscriptions), is_compacted)
+    return DeletionImpact(
+        snapshot.end_offset - snapshot.first_offset, snapshot.size, 0, len(subscriptions), is_compacted
+    )
 
 
-def _produce(broker: Broker, _request: Request, topic: TopicName, form: Form) -> Response:
-    message = _message(form)
+def _produce_message(broker: Broker, _request: Request, topic: TopicName, form: Form) -> Response:
+    message = _parse_message(form)
     records = messages.topic_or_partitions(broker, topic)
     (number,) = messages.assign_to_partitions(broker, [message], records)
     record = records[number]
@@ -165,7 +168,7 @@ def _produce(broker: Broker, _request: Request, topic: TopicName, form: Form) ->
     )
 
 
-def _message(form: Form) -> NewMessage:
+def _parse_message(form: Form) -> NewMessage:
     """Return the message of a form, in which a browser ends lines with CR LF. Raise InvalidInput."""
     key, value = form.get("key", ""), form.get("value", "").replace("\r\n", "\n")
     if not key and not value:
@@ -173,7 +176,7 @@ def _message(form: Form) -> NewMessage:
     return NewMessage(
         key=key.encode() or None,
         payload=value.encode() or None,
-        properties=[_property(line) for line in form.get("properties", "").splitlines() if line.strip()],
+        properties=[_parse_property(line) for line in form.get("properties", "").splitlines() if line.strip()],
         event_time=None,
         publish_time=None,
         sequence_id=0,
@@ -181,25 +184,26 @@ def _message(form: Form) -> NewMessage:
     )
 
 
-def _property(line: str) -> tuple[str, str]:
+def _parse_property(line: str) -> tuple[str, str]:
     name, separator, value = line.partition("=")
     if not separator or not name.strip():
         raise InvalidInput(f"{line[:40]!r} is not a property", "give one name=value in each line")
     return name.strip(), value.strip()
 
 
-def _show_produce(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
+def _render_produce_form(broker: Broker, request: Request, topic: TopicName, form: Form, refusal: Refusal) -> Response:
     partitioned = broker.environment.metadata.partitions.find(topic)
     if partitioned is None:
         names.topic(broker.environment, topic)
     return render_page(
         request, "produce.html", refusal.status, name=topic, is_partitioned=partitioned is not None, form=form,
-        problem=refusal.reason, stored=_stored(request, topic), form_bytes=FORM_BYTES,
+        problem=refusal.reason, stored=_produced_message_position(request, topic), form_bytes=FORM_BYTES,
     )  # fmt: skip
 
 
-def _stored(request: Request, topic: TopicName) -> tuple[TopicName, int] | None:
-    """Return the topic or partition and the offset of the message that the form before this page stored."""
+def _produced_message_position(request: Request, topic: TopicName) -> tuple[TopicName, int] | None:
+    """Return the topic or partition and the offset of the message that the form before this page produced; None: there
+    was no such form."""
     query = request.query_params
     numbers = [query.get(name, "") for name in ("offset", "partition")]
     if query.get("done") != "produced" or not all(re.fullmatch("-?[0-9]{1,18}", text, re.ASCII) for text in numbers):
@@ -209,7 +213,7 @@ def _stored(request: Request, topic: TopicName) -> tuple[TopicName, int] | None:
 
 
 for _button in (
-    Button("delete", "deleteTopicNow", (AuthAction.ADMIN,), _delete, _show_delete, WaitsFor.LOG),
-    Button("produce", "produceNow", (AuthAction.PRODUCE,), _produce, _show_produce, WaitsFor.LOG),
+    Button("delete", "deleteTopicNow", (AuthAction.ADMIN,), _delete_topic, _render_delete_form, WaitsFor.LOG),
+    Button("produce", "produceNow", (AuthAction.PRODUCE,), _produce_message, _render_produce_form, WaitsFor.LOG),
 ):
     add_button_routes(router, _button)

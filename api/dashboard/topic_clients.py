@@ -29,7 +29,7 @@ class TopicClients:
 
 
 def topic_clients(broker: Broker, snapshot: StatsSnapshot, live: LiveTopicState) -> TopicClients:
-    """Return the clients of a topic. `live`: those of this process. Reads the database."""
+    """Return the clients of a topic for its page. `live`: those of this process. Reads the database."""
     owner_url = ""
     try:
         broker.ownership.check_not_owned_elsewhere(snapshot.stats.topic)

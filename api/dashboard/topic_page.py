@@ -16,16 +16,16 @@ from api.broker.broker import Broker
 from api.broker.ownership import UnservedLog
 from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
-from api.dashboard.failure import Failure, LostObject, lost_object, read_failure, topic_failure
-from api.dashboard.formats import shortened
+from api.dashboard.failure import Failure, LostObject, failure_of_read, lost_object, topic_failure
+from api.dashboard.formats import shorten
 from api.dashboard.lost_objects import LossCache, breaks_raw_reads, needed_bytes, stored_bytes
 from api.dashboard.message_browser import LOOKUP_MS, Deadline
 from api.dashboard.policy_table import PolicyRow, policy_rows
 from api.dashboard.run_chart import (
     PHASES,
     EarlyEndReason,
-    Quantity,
     RunChart,
+    RunQuantity,
     draw_chart,
     early_end_reasons,
     messages_in_and_out,
@@ -73,7 +73,8 @@ RUNS_IN_TABLE = 10
 
 
 class ListedRun(NamedTuple):
-    """A run of the table, with the number of messages that it read and left; None: it has not counted them."""
+    """A run in the table of a topic's page, with the number of messages that it read and left; None: it has not counted
+    them."""
 
     run: dict[str, Any]
     messages_in: int | None
@@ -116,7 +117,7 @@ class TopicView:
 
     @property
     def cleanable_ratio(self) -> float | None:
-        """Return the cleanable ratio; None: nothing is sealed."""
+        """Return the cleanable ratio of the topic; None: nothing is sealed."""
         return cleanable_ratio(self.backlog)
 
     @property
@@ -128,7 +129,7 @@ class TopicView:
         """Return whether a request ended without a run, since nothing was new. `after`: the newest run at the request,
         0 for none; None: there was no request."""
         is_idle = not self.is_busy and not self.control["failures"] and not self.control["paused"]
-        return after is not None and is_idle and not self.backlog.messages and after == newest_run(self.runs)
+        return after is not None and is_idle and not self.backlog.messages and after == newest_run_number(self.runs)
 
     @property
     def active_run(self) -> dict[str, Any] | None:
@@ -141,19 +142,19 @@ class TopicView:
         return [ListedRun(run, *messages_in_and_out(run)) for run in self.runs[:RUNS_IN_TABLE]]
 
     @property
-    def phases(self) -> Sequence[Quantity]:
+    def phases(self) -> Sequence[RunQuantity]:
         """Return the phases that took time in a run of the table."""
         return [phase for phase in PHASES if any(phase.value(run) for run in self.runs[:RUNS_IN_TABLE])]
 
 
-def newest_run(runs: Sequence[Mapping[str, Any]]) -> int:
+def newest_run_number(runs: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of the newest of some runs, the newest first; 0: there is none."""
     return int(runs[0]["run"]) if runs else 0
 
 
 @dataclass(frozen=True)
 class KeyLookup:
-    """The newest message of a key, also a tombstone, or None.
+    """The result of a look-up of a key: its newest message, also a tombstone, or None.
 
     `is_sealed_only`: unsealed messages are on another machine, and were not searched. `error`: of a failed lookup.
     """
@@ -166,7 +167,7 @@ class KeyLookup:
     @property
     def problem(self) -> str:
         """Return the reason of a failed lookup; empty: it succeeded."""
-        failure = read_failure(self.error)
+        failure = failure_of_read(self.error)
         if failure is not None and failure.lost is not None and failure.lost.ledger_id is None:
             return failure.what[0].lower() + failure.what.rstrip(".")[1:]  # the public text of the error says less
         return "" if self.error is None else public_reason(self.error, PAGE_WITH_STEPS_WORDING)
@@ -174,11 +175,11 @@ class KeyLookup:
     @property
     def has_steps(self) -> bool:
         """Return whether a lost object ended the lookup: the page says what to do."""
-        return read_failure(self.error) is not None
+        return failure_of_read(self.error) is not None
 
 
 def look_up_key(broker: Broker, name: TopicName, key: str, losses: LossCache) -> KeyLookup:
-    """Look up the newest message of a key, and note the loss that it meets. Waits for the store.
+    """Look up the newest message of a key, and cache the loss that the look-up meets. Waits for the store.
 
     Raises TopicNotFound.
     """
@@ -194,7 +195,7 @@ def look_up_key(broker: Broker, name: TopicName, key: str, losses: LossCache) ->
             key.encode(), sealed_only=is_sealed_only, should_stop=should_stop
         )
     except CompactorError as error:
-        losses.note(record.id, [error])
+        losses.record_losses(record.id, [error])
         return KeyLookup(key, None, is_sealed_only, error)
     return KeyLookup(key, message, is_sealed_only)
 
@@ -208,8 +209,8 @@ def topic_view(
     losses: LossCache,
     lookup: KeyLookup | None = None,
 ) -> TopicView:
-    """Return the content of the page. `with_subscriptions`: the picture marks them. `losses`: the lost objects that
-    pages have met. `lookup`: the look-up of a key that the page shows. Raises TopicNotFound."""
+    """Return the content of a topic's page. `with_subscriptions`: the picture marks them. `losses`: the lost objects
+    that pages have met. `lookup`: the look-up of a key that the page shows. Raises TopicNotFound."""
     environment = broker.environment
     record = names.topic(broker.environment, name)
     # Before anything else: a page that is not busy refreshes no more, so it must have what the last run left.
@@ -234,7 +235,7 @@ def topic_view(
     document = compaction_control_document(control, wording=wording)
     running = [(topic, run) for topic, run in newest if run.state is RunState.RUNNING]
     states = CompactionStates({record.id: control.control}, running, now)
-    (row,) = states.rows_with_states([TopicRow(_summary(snapshot), backlog)])
+    (row,) = states.rows_with_states([TopicRow(_topic_summary(snapshot), backlog)])
     lost = lost_object(control.control.last_error) if row.is_unreadable or control.control.failures else None
     needed = 0 if lost is None else needed_bytes(lost.name, snapshot, manifest)
     size = None if lost is None else stored_bytes(environment.store, lost)
@@ -258,17 +259,19 @@ def topic_view(
         is_restored=is_back,
         is_truncated=size is not None and size < needed,
     )
-    met = None if lookup is None else read_failure(lookup.error)
-    raw_error = losses.current_raw(environment.store, snapshot)
+    met = None if lookup is None else failure_of_read(lookup.error)
+    raw_error = losses.current_raw_loss(environment.store, snapshot)
     if met is None:
-        met = read_failure(losses.current(environment.store, snapshot, manifest)) or read_failure(raw_error)
+        met = failure_of_read(losses.current_compacted_loss(environment.store, snapshot, manifest)) or failure_of_read(
+            raw_error
+        )
     if met is not None and met.lost is not None and met.lost.ledger_id in ledger_ids:
-        if met.lost.breaks_reads(met.lost.ledger_id):
+        if met.lost.breaks_compacted_reads(met.lost.ledger_id):
             lost, can_read = (met.lost if can_read else lost), False
         if failure is None or failure.is_over or failure.lost is None:
             failure = replace(met, error=document["last_error"] or "")
     row = replace(row, is_unreadable=not can_read)
-    unserved = _unserved(broker, snapshot)
+    unserved = _unserved_logs(broker, snapshot)
     return TopicView(
         name,
         topic_status(
@@ -282,7 +285,9 @@ def topic_view(
         ),
         stats,
         compacted,
-        _picture(snapshot, stats, manifest, clients if with_subscriptions else None, None if can_read else lost),
+        _draw_topic_picture(
+            snapshot, stats, manifest, clients if with_subscriptions else None, None if can_read else lost
+        ),
         backlog,
         document,
         runs,
@@ -299,7 +304,7 @@ def topic_view(
     )
 
 
-def _unserved(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:
+def _unserved_logs(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:
     """Return the log directories without a live service in which the topic has unsealed messages."""
     own = broker.environment.log.known_uid
     if all(segment.log_uid == own for segment in snapshot.segments):
@@ -307,8 +312,8 @@ def _unserved(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:
     return [log for log in broker.ownership.unserved_logs() if snapshot.topic.name in log.topics]
 
 
-def _summary(snapshot: TopicSnapshot) -> TopicSummary:
-    """Return the topic as the table of topics has it."""
+def _topic_summary(snapshot: TopicSnapshot) -> TopicSummary:
+    """Return the summary of a topic, as the table of topics has it, from a snapshot."""
     rolled = [segment.content for segment in snapshot.segments if segment.content is not None]
     compacted = snapshot.compacted
     return TopicSummary(
@@ -325,17 +330,18 @@ def _summary(snapshot: TopicSnapshot) -> TopicSummary:
     )
 
 
-def _picture(
+def _draw_topic_picture(
     snapshot: TopicSnapshot,
     stats: StatsSnapshot,
     manifest: Manifest | None,
     clients: TopicClients | None,
     lost: LostObject | None,
 ) -> Picture:
-    """Draw a topic. `clients` None: leave out subscriptions and readers. `lost`: an object that parts need."""
-    extents = [_raw(extent, stats.end_offset) for extent in snapshot.extents]
+    """Draw the picture of a topic. `clients` None: leave out subscriptions and readers. `lost`: an object that parts
+    need."""
+    extents = [_raw_extent(extent, stats.end_offset) for extent in snapshot.extents]
     parts = () if manifest is None else manifest.parts
-    lost_parts = [] if lost is None else [part for part in parts if _needs(part, lost.name)]
+    lost_parts = [] if lost is None else [part for part in parts if _part_needs_object(part, lost.name)]
     for part in parts:
         if part in lost_parts:
             continue
@@ -360,29 +366,29 @@ def _picture(
     return draw_picture(drawn, marks, stats.end_offset, horizon_end, unreadable)
 
 
-def _needs(part: Part, object_name: str) -> bool:
+def _part_needs_object(part: Part, object_name: str) -> bool:
     """Return whether reads of a part need an object."""
     return object_name == part.rows.stored.name or (part.deleted is not None and object_name == part.deleted.name)
 
 
 def _client_marks(clients: TopicClients) -> list[Mark]:
-    """Return the lines of subscriptions and readers. A reader's is where the service sends on: its client may hold
-    messages before it that the program has not read yet."""
+    """Return the marks of subscriptions and readers in the picture. A reader's mark is the offset that the service
+    sends next: its client may hold messages before it that the program has not read yet."""
     marks = []
     for name, cursor in clients.cursors.items():
         if name != COMPACTION_CURSOR:
             end = cursor.record.mark_delete_offset + 1
             title = f"subscription {name}: all before offset {end:,} is acknowledged"
-            marks.append(Mark(CURSOR, end, title, f"{shortened(name)} at {end:,}"))
+            marks.append(Mark(CURSOR, end, title, f"{shorten(name)} at {end:,}"))
     for name, end in clients.reader_next_offsets.items():
         if consumers := clients.stats.subscriptions[name].consumers:
             title = f"reader {name}: all before offset {end:,} is sent"
             called = consumers[0].consumer_name or name
-            marks.append(Mark(READER, end, title, f"reader {shortened(called)} at {end:,}"))
+            marks.append(Mark(READER, end, title, f"reader {shorten(called)} at {end:,}"))
     return marks
 
 
-def _raw(extent: LedgerRecord | SegmentRecord, end: int) -> Extent:
+def _raw_extent(extent: LedgerRecord | SegmentRecord, end: int) -> Extent:
     if isinstance(extent, LedgerRecord):
         return Extent(SEALED, extent.first_offset, extent.last_offset, extent.messages)
     last = end - 1 if extent.content is None else extent.content.last_offset

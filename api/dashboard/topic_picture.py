@@ -99,7 +99,7 @@ class Slice:
 
     @property
     def text(self) -> str:
-        """Return its numbers in words."""
+        """Return the numbers of the slice in words."""
         numbers = [
             f"{'about ' if kind in self.estimated else ''}{count(round(self.messages[kind]))} {word}"
             for kind, word in _WORDS.items()
@@ -109,8 +109,8 @@ class Slice:
         last = f" to {count(self.last)}" if self.last > self.first else ""
         return f"Offset{'s' if last else ''} {count(self.first)}{last}: {'; '.join(words)}"
 
-    def height(self, kind: str) -> float:
-        """Return the height of a kind's column; a few messages can be seen, too."""
+    def column_height(self, kind: str) -> float:
+        """Return the height of the column of a kind of messages; few messages get a height that can be seen."""
         number = self.messages[kind]
         return max(number / (self.last - self.first + 1) * _HEIGHT, _LEAST_HEIGHT) if number else 0
 
@@ -143,14 +143,17 @@ def draw_picture(
     horizon_end: int | None = None,
     unreadable: range = range(0),
 ) -> Picture:
-    """Draw a topic. `end`: the offset of the next message to be appended. `horizon_end`: the offset after the horizon;
-    None: it was never compacted. `unreadable`: offsets of which the compacted ledger cannot be read."""
+    """Draw the picture of a topic. `end`: the offset of the next message to be appended. `horizon_end`: the offset
+    after the horizon; None: it was never compacted. `unreadable`: offsets of which the compacted ledger cannot be
+    read."""
     first = min([item.first for item in extents] + [max(item.offset, 0) for item in marks], default=0)
     end = max([end, first + 1] + [item.offset for item in marks])
     divided = divide_into_slices(extents, marks, first, end)
     behind = max(first, horizon_end or 0)
     unreadable = range(max(unreadable.start, first), unreadable.stop)
-    texts = [f"{item.text}; {note}" if (note := _note(item, behind, unreadable)) else item.text for item in divided]
+    texts = [
+        f"{item.text}; {note}" if (note := _slice_note(item, behind, unreadable)) else item.text for item in divided
+    ]
     marks = sorted(marks, key=lambda mark: LINES.index(mark.kind))
     top = _ROW * min(len(marks), LABELS)
 
@@ -166,27 +169,29 @@ def draw_picture(
         _BOTTOM,
         Markup("").join(
             [
-                _columns(LIVE, divided, lambda _: _BOTTOM),
-                _columns(GARBAGE, divided, lambda item: _BOTTOM - item.height(LIVE)),
-                _columns(SEALED, divided, lambda _: _HEIGHT),
-                _columns(UNSEALED, divided, lambda item: _HEIGHT - item.height(SEALED)),
+                _draw_columns(LIVE, divided, lambda _: _BOTTOM),
+                _draw_columns(GARBAGE, divided, lambda item: _BOTTOM - item.column_height(LIVE)),
+                _draw_columns(SEALED, divided, lambda _: _HEIGHT),
+                _draw_columns(UNSEALED, divided, lambda item: _HEIGHT - item.column_height(SEALED)),
                 *(chart_slice(index, _BOTTOM, text) for index, text in enumerate(texts)),
             ]
         ),
     )
     hatched = {BEHIND: (behind, end if extents else behind), UNREADABLE: (unreadable.start, unreadable.stop)}
     hatched = {kind: (left, right) for kind, (left, right) in hatched.items() if left < right}
-    placed = [_Placed(mark, percent(mark.offset)) for mark in marks]
-    rows = _in_rows(placed[:LABELS])
+    placed = [_PlacedMark(mark, percent(mark.offset)) for mark in marks]
+    rows = _order_label_rows(placed[:LABELS])
     pieces = [
-        *(_hatch(kind, top, percent(left), percent(right)) for kind, (left, right) in hatched.items()),
+        *(_draw_hatch(kind, top, percent(left), percent(right)) for kind, (left, right) in hatched.items()),
         columns,
-        *(item.line(top, top) for item in placed[LABELS:]),
-        *(item.line(item.label_end(row), top) for row, item in enumerate(rows)),
-        *(item.label(row) for row, item in enumerate(rows)),
+        *(item.draw_line(top, top) for item in placed[LABELS:]),
+        *(item.draw_line(item.line_top(row), top) for row, item in enumerate(rows)),
+        *(item.draw_label(row) for row, item in enumerate(rows)),
     ]
     svg = Markup('<svg class="picture" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
-        top + _PIXELS, _summary(extents, marks, first, end, _lost(unreadable, first, behind)), Markup("").join(pieces)
+        top + _PIXELS,
+        _summary_text(extents, marks, first, end, _unreadable_text(unreadable, first, behind)),
+        Markup("").join(pieces),
     )
     kinds = {item.kind for item in extents} | {mark.kind for mark in marks} | {*hatched}
     legend = [(kind, word) for kind, word in _LEGEND.items() if kind in kinds]
@@ -194,14 +199,14 @@ def draw_picture(
     return Picture(svg, first, end, texts, widest, legend)
 
 
-def _lost(unreadable: range, first: int, behind: int) -> str:
+def _unreadable_text(unreadable: range, first: int, behind: int) -> str:
     """Return how much of the compacted ledger cannot be read, in words; empty: all can."""
     if not unreadable:
         return ""
     return "the compacted ledger" if unreadable == range(first, behind) else "a part of the compacted ledger"
 
 
-def _note(item: Slice, behind: int, unreadable: range) -> str:
+def _slice_note(item: Slice, behind: int, unreadable: range) -> str:
     """Return what the columns below do not show by their height: nothing is left, not compacted, or unreadable."""
     if item.first < unreadable.stop and item.last >= unreadable.start:
         return f"compacted: {_UNREADABLE_TEXT}"
@@ -210,7 +215,7 @@ def _note(item: Slice, behind: int, unreadable: range) -> str:
     return "" if item.messages[LIVE] else "none left by compaction"
 
 
-def _hatch(kind: str, top: int, left: float, right: float) -> Markup:
+def _draw_hatch(kind: str, top: int, left: float, right: float) -> Markup:
     """Draw a hatch below the raw messages, from `left` to `right` in percent; with its name where that has room."""
     above = _PIXELS * (_HEIGHT + _GAP) // _BOTTOM
     hatch = Markup(
@@ -218,64 +223,64 @@ def _hatch(kind: str, top: int, left: float, right: float) -> Markup:
         'patternTransform="rotate({1})"><rect width="2" height="8" class="{0}"/></pattern></defs>'
         '<rect x="{2:.2f}%" y="{3}" width="{4:.2f}%" height="{5}" fill="url(#hatch-{0})"/>'
     ).format(kind, 45 if kind == BEHIND else -45, left, top + above, right - left, _PIXELS - above)
-    if kind != UNREADABLE or right - left < _width(_UNREADABLE_TEXT):
+    if kind != UNREADABLE or right - left < _label_width_percent(_UNREADABLE_TEXT):
         return hatch
     return hatch + Markup('<text x="{:.2f}%" y="{}" text-anchor="middle" class="{}">{}</text>').format(
         (left + right) / 2, top + (above + _PIXELS) // 2, kind, _UNREADABLE_TEXT
     )
 
 
-def _width(text: str) -> float:
+def _label_width_percent(text: str) -> float:
     """Return the estimated width of a text on a phone, in percent of the picture."""
     return 100 * len(text) * _CHARACTER / _PHONE
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PlacedMark:
     """A mark at `x`, in percent of the width."""
 
     mark: Mark
     x: float
 
     @property
-    def text(self) -> str:
+    def label_text(self) -> str:
         return self.mark.label or self.mark.title
 
     @property
-    def anchor(self) -> str:
+    def text_anchor(self) -> str:
         """Return the side of the line that has room for the label: it begins, ends or has its middle at the line."""
-        width = _width(self.text)
+        width = _label_width_percent(self.label_text)
         return "start" if self.x + width <= 100 else "end" if self.x >= width else "middle"
 
-    def covers(self, other: _Placed) -> bool:
+    def label_crosses_line_of(self, other: _PlacedMark) -> bool:
         """Return whether the label would be crossed by the line of another mark that begins above it."""
-        width = _width(self.text)
-        left = self.x - {"start": 0, "end": width, "middle": width / 2}[self.anchor]
+        width = _label_width_percent(self.label_text)
+        left = self.x - {"start": 0, "end": width, "middle": width / 2}[self.text_anchor]
         return left < other.x < left + width and other.x != self.x
 
-    def label_end(self, row: int) -> int:
-        """Return where the line of a label begins: beside it, or below it."""
-        return _ROW * (row + 1) if self.anchor == "middle" else _ROW * row + 4
+    def line_top(self, row: int) -> int:
+        """Return the y coordinate at which the line of the mark begins: beside its label, or below it."""
+        return _ROW * (row + 1) if self.text_anchor == "middle" else _ROW * row + 4
 
-    def label(self, row: int) -> Markup:
-        """Draw the label in a row."""
-        shift = {"start": 6, "end": -6, "middle": 0}[self.anchor]
+    def draw_label(self, row: int) -> Markup:
+        """Draw the label of the mark in a row."""
+        shift = {"start": 6, "end": -6, "middle": 0}[self.text_anchor]
         return Markup('<text x="{:.2f}%" dx="{}" y="{}" text-anchor="{}" class="{}">{}</text>').format(
-            self.x, shift, _ROW * row + 15, self.anchor, self.mark.kind, self.text
+            self.x, shift, _ROW * row + 15, self.text_anchor, self.mark.kind, self.label_text
         )
 
-    def line(self, y: int, top: int) -> Markup:
-        """Draw the line from `y` to the bottom of the columns, which begin at `top`."""
+    def draw_line(self, y: int, top: int) -> Markup:
+        """Draw the line of the mark from `y` to the bottom of the columns, which begin at `top`."""
         return Markup('<line x1="{0:.2f}%" x2="{0:.2f}%" y1="{1}" y2="{2}" class="{3}"/>').format(
             self.x, y, top + _PIXELS, self.mark.kind
         )
 
 
-def _in_rows(placed: Sequence[_Placed]) -> list[_Placed]:
+def _order_label_rows(placed: Sequence[_PlacedMark]) -> list[_PlacedMark]:
     """Return the marks in the order of their rows, from the top: a label is above the lines that it would cross."""
-    rest, ordered = list(placed), list[_Placed]()
+    rest, ordered = list(placed), list[_PlacedMark]()
     while rest:
-        free = (item for item in rest if not any(other.covers(item) for other in rest))
+        free = (item for item in rest if not any(other.label_crosses_line_of(item) for other in rest))
         ordered.append(next(free, rest[0]))
         rest.remove(ordered[-1])
     return ordered
@@ -306,17 +311,17 @@ def divide_into_slices(extents: Sequence[Extent], marks: Sequence[Mark], first: 
     ]
 
 
-def _columns(kind: str, divided: Sequence[Slice], bottom: Callable[[Slice], float]) -> Markup:
+def _draw_columns(kind: str, divided: Sequence[Slice], bottom: Callable[[Slice], float]) -> Markup:
     """Draw the columns of a kind, each from its bottom upwards."""
     path = "".join(
-        f"M{index} {bottom(item):.1f}v{-item.height(kind):.1f}h1v{item.height(kind):.1f}z"
+        f"M{index} {bottom(item):.1f}v{-item.column_height(kind):.1f}h1v{item.column_height(kind):.1f}z"
         for index, item in enumerate(divided)
         if item.messages[kind]
     )
     return Markup('<path d="{}" class="{}"/>').format(path, kind)
 
 
-def _summary(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int, lost: str) -> str:
+def _summary_text(extents: Sequence[Extent], marks: Sequence[Mark], first: int, end: int, lost: str) -> str:
     totals = dict.fromkeys(_WORDS, 0)
     for item in extents:
         totals[item.kind] += item.messages

@@ -53,30 +53,31 @@ class TopicSizesCache:
         """Return the sizes of all topics, also of those without a trigger; of more than `FEW_TOPICS`, a recent read."""
         last, age = self._last, self._clock.now_ms() - self._last.read_at
         if len(last.rows) <= FEW_TOPICS or not 0 <= age < MAX_SIZES_AGE_MS:
-            return await self._reads.answer(self._read)
+            return await self._reads.answer(self._read_all_sizes)
         if age >= RENEW_AFTER_MS and (self._renewal is None or self._renewal.done()):
-            self._renewal = asyncio.create_task(self._reads.answer(self._read))
-            self._renewal.add_done_callback(_ignore_failure)
+            self._renewal = asyncio.create_task(self._reads.answer(self._read_all_sizes))
+            self._renewal.add_done_callback(_ignore_renewal_error)
         return last
 
-    def present_sizes(self, topic_ids: Collection[int]) -> TopicSizes:
-        """Return the present sizes of a page of topics, without deleted ones. Waits for the database."""
+    def read_sizes(self, topic_ids: Collection[int]) -> TopicSizes:
+        """Read the current sizes of some topics, without deleted ones. Waits for the database."""
         now = self._clock.now_ms()
         return TopicSizes(topic_rows(self._metadata.topics.summaries(topic_ids), self._backlogs.read(topic_ids)), now)
 
-    def _read(self) -> TopicSizes:
+    def _read_all_sizes(self) -> TopicSizes:
         now = self._clock.now_ms()
         backlogs = self._backlogs.read_all()
         self._last = TopicSizes(topic_rows(self._metadata.topics.summaries(), backlogs), now)
         return self._last
 
 
-def _ignore_failure(renewal: asyncio.Task[TopicSizes]) -> None:
-    """Let a renewal fail: a request after `MAX_SIZES_AGE_MS` waits for its own read and reports the error."""
+def _ignore_renewal_error(renewal: asyncio.Task[TopicSizes]) -> None:
+    """Ignore the error of a background renewal: a request after `MAX_SIZES_AGE_MS` waits for its own read and reports
+    it."""
     if not renewal.cancelled():
         renewal.exception()
 
 
 def sizes_cache_of(request: Request) -> TopicSizesCache:
-    """Return the cache of the application that received a request."""
+    """Return the cache of topic sizes of the application that received a request."""
     return cast(TopicSizesCache, request.app.state.topic_sizes)

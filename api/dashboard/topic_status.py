@@ -69,10 +69,10 @@ def topic_status(
     """Return the state of a topic. `row`: its row in the table; `compacted_messages`: of its compacted ledger;
     `is_waiting`: no live service has some of its unsealed messages; `is_raw_lost`: an object with raw messages is
     lost."""
-    next_run, next_at = _next_run(row, backlog, control, now, is_waiting)
+    next_run, next_at = _next_run_text_and_time(row, backlog, control, now, is_waiting)
     returned = None if compacted_messages is None else compacted_messages + backlog.messages
     return TopicStatus(
-        _states(row, backlog, is_waiting, is_raw_lost),
+        _displayed_states(row, backlog, is_waiting, is_raw_lost),
         row.saved_share,
         row.messages,
         row.raw_bytes,
@@ -92,10 +92,12 @@ def current_states(broker: Broker, name: TopicName) -> Sequence[str]:
         topic_rows(metadata.topics.summaries(topic_ids), backlogs)
     )
     is_waiting = bool(topic_ids) and any(name in log.topics for log in broker.ownership.unserved_logs())
-    return [state for row in rows if row.backlog is not None for state in _states(row, row.backlog, is_waiting)]
+    return [
+        state for row in rows if row.backlog is not None for state in _displayed_states(row, row.backlog, is_waiting)
+    ]
 
 
-def _states(row: TopicRow, backlog: Backlog, is_waiting: bool, is_raw_lost: bool = False) -> list[str]:
+def _displayed_states(row: TopicRow, backlog: Backlog, is_waiting: bool, is_raw_lost: bool = False) -> list[str]:
     if (row.is_unreadable or is_raw_lost) and not row.states:
         return [UNREADABLE]
     if is_waiting and not row.states:
@@ -103,10 +105,10 @@ def _states(row: TopicRow, backlog: Backlog, is_waiting: bool, is_raw_lost: bool
     return sorted(row.states, key=STATES.index) or [NOT_DUE if backlog.messages else UP_TO_DATE]
 
 
-def _next_run(
+def _next_run_text_and_time(
     row: TopicRow, backlog: Backlog, control: CompactionControl, now: int, is_waiting: bool
 ) -> tuple[str, int | None]:
-    """Return cause and time of the next run, the reason that decides first."""
+    """Return the cause of a topic's next run in words, and its time in milliseconds; None: the time is not known."""
     if RUNNING in row.states:
         return "a run is active", None
     if is_waiting and PAUSED not in row.states:
@@ -115,11 +117,11 @@ def _next_run(
         return "requested, begins when the leader has a free slot", None
     if PAUSED in row.states:
         return "none until compaction is resumed", None
-    left = _left(backlog)
+    left = _backlog_text(backlog)
     if FAILING in row.states and control.retry_at is not None:
         return f"as the next try; {left}", control.retry_at
     if DUE in row.states:
-        return f"due now by {row.cause}; {left}{_of_triggers(backlog)}", None
+        return f"due now by {row.cause}; {left}{_trigger_progress_text(backlog)}", None
     if not backlog.messages:
         return "none; there is no message to compact", None
     triggers = backlog.triggers
@@ -131,17 +133,17 @@ def _next_run(
             return f"not yet; {left}, younger than min.compaction.lag.ms ({duration(triggers.min_lag_ms)})", None
     if triggers.max_lag_ms and backlog.oldest is not None:
         latest = max(backlog.oldest + triggers.max_lag_ms, now)
-        return f"at the latest by max.compaction.lag.ms; {left}{_of_triggers(backlog)}", latest
-    return f"when a policy requires it; {left}{_of_triggers(backlog)}", None
+        return f"at the latest by max.compaction.lag.ms; {left}{_trigger_progress_text(backlog)}", latest
+    return f"when a policy requires it; {left}{_trigger_progress_text(backlog)}", None
 
 
-def _left(backlog: Backlog) -> str:
+def _backlog_text(backlog: Backlog) -> str:
     """Return the size of the backlog in words."""
     return f"{count(backlog.messages)} {'message' if backlog.messages == 1 else 'messages'} not compacted yet"
 
 
-def _of_triggers(backlog: Backlog) -> str:
-    """Return how near the backlog is to each trigger that is set."""
+def _trigger_progress_text(backlog: Backlog) -> str:
+    """Return in words how near the backlog is to each trigger that is set."""
     triggers: CompactionTriggers = backlog.triggers
     parts = []
     if triggers.threshold_bytes:

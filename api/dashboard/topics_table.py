@@ -20,7 +20,7 @@ from typing import Any
 from api.broker import names
 from api.broker.broker import Broker
 from api.dashboard.failure import lost_object
-from api.dashboard.formats import cause, count, share, size
+from api.dashboard.formats import count, policy_of_cause, share, size
 from compactor.scheduling.backlog import Backlog
 from compactor.scheduling.due import due_topics
 from storage.environment import Environment
@@ -204,7 +204,8 @@ NAME = COLUMNS[0]
 
 @dataclass(frozen=True)
 class TableView:
-    """The choices of a viewer: a part of the name, a state, and a column, with a minus for descending order."""
+    """The choices of a viewer of the table of topics: a part of the name, a state, and a column, with a minus for
+    descending order."""
 
     name_filter: str = ""
     state: str = ""
@@ -249,7 +250,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class TopicsPage:
-    """One page of the table. `page_number` and `page_count` count from 1; `matches`: topics that pass the
+    """One page of the table of topics. `page_number` and `page_count` count from 1; `matches`: topics that pass the
     filters."""
 
     groups: Sequence[RowGroup]
@@ -302,14 +303,14 @@ def topics_page(
     `read_again` returns the rows of the page with their present sizes, without deleted topics.
     """
     matches = [row for row in rows if not view.state or view.state in row.states]
-    ordered = _sorted(matches, view.column, view.descends)
+    ordered = _sort_rows(matches, view.column, view.descends)
     pages = max(1, -(-len(ordered) // PAGE_ROWS))
     number = min(max(view.page_number, 1), pages)
     on_page = read_again(ordered[(number - 1) * PAGE_ROWS : number * PAGE_ROWS])
-    return TopicsPage(_groups(on_page, matches, view.column), number, pages, len(ordered))
+    return TopicsPage(_group_by_namespace(on_page, matches, view.column), number, pages, len(ordered))
 
 
-def _sorted(rows: Sequence[TopicRow], column: Column, descends: bool) -> list[TopicRow]:
+def _sort_rows(rows: Sequence[TopicRow], column: Column, descends: bool) -> list[TopicRow]:
     """Return the rows in the order of a column; equal ones stay in their order, and blank ones are last."""
     filled: list[TopicRow] = []
     blank: list[TopicRow] = []
@@ -318,7 +319,7 @@ def _sorted(rows: Sequence[TopicRow], column: Column, descends: bool) -> list[To
     return sorted(filled, key=column.value, reverse=descends) + blank
 
 
-def _groups(on_page: Sequence[TopicRow], rows: Sequence[TopicRow], column: Column) -> list[RowGroup]:
+def _group_by_namespace(on_page: Sequence[TopicRow], rows: Sequence[TopicRow], column: Column) -> list[RowGroup]:
     """Return the rows by namespace if they are sorted by name, else all as one group."""
     if column is not NAME:
         return [RowGroup("", len(rows), on_page)]
@@ -331,7 +332,8 @@ def _groups(on_page: Sequence[TopicRow], rows: Sequence[TopicRow], column: Colum
 
 @dataclass(frozen=True)
 class CompactionStates:
-    """The states of all topics at the time `now`. `controls`: by topic id. `running`: active runs, the newest first."""
+    """The compaction states of all topics at the time `now`. `controls`: by topic id. `running`: active runs, the
+    newest first."""
 
     controls: Mapping[int, CompactionControl]
     running: Sequence[tuple[TopicName, RunRecord]]
@@ -339,7 +341,7 @@ class CompactionStates:
 
     @classmethod
     def read(cls, environment: Environment) -> CompactionStates:
-        """Return the states of now."""
+        """Read the compaction states of all topics from the database."""
         metadata = environment.metadata
         controls = metadata.compaction_control.all()  # first: a request that is not among them has become a run
         running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
@@ -349,18 +351,18 @@ class CompactionStates:
         """Return the rows with their states, in the same order. A topic without a state keeps its row."""
         active = {run.topic_id for _, run in self.running}
         due = due_topics([row.backlog for row in rows if row.backlog is not None], self.controls, self.now)
-        causes = {item.topic.id: cause(item.cause) for item in due if item.topic.id not in active}
+        causes = {item.topic.id: policy_of_cause(item.cause) for item in due if item.topic.id not in active}
         affected = self.controls.keys() | active | causes.keys()
-        return [self._with_states(row, active, causes) if row.summary.topic_id in affected else row for row in rows]
+        return [self._row_with_states(row, active, causes) if row.summary.topic_id in affected else row for row in rows]
 
-    def _with_states(self, row: TopicRow, active: Collection[int], causes: Mapping[int, str]) -> TopicRow:
+    def _row_with_states(self, row: TopicRow, active: Collection[int], causes: Mapping[int, str]) -> TopicRow:
         topic_id = row.summary.topic_id
         control, policy = self.controls.get(topic_id), causes.get(topic_id, "")
-        states = _states(control, bool(policy), topic_id in active)
+        states = _compaction_states(control, bool(policy), topic_id in active)
         return TopicRow(row.summary, row.backlog, states, policy, _is_unreadable(row.summary, control))
 
 
-def _states(control: CompactionControl | None, is_due: bool, is_running: bool) -> tuple[str, ...]:
+def _compaction_states(control: CompactionControl | None, is_due: bool, is_running: bool) -> tuple[str, ...]:
     conditions = [(DUE, is_due), (RUNNING, is_running)]
     if control is not None:
         conditions += [
@@ -374,7 +376,7 @@ def _states(control: CompactionControl | None, is_due: bool, is_running: bool) -
 def _is_unreadable(summary: TopicSummary, control: CompactionControl | None) -> bool:
     """Return whether the last run failed because an object is lost that compacted reads of the topic need."""
     lost = lost_object(control.last_error) if control is not None and control.failures else None
-    return lost is not None and lost.breaks_reads(summary.compacted_ledger_id)
+    return lost is not None and lost.breaks_compacted_reads(summary.compacted_ledger_id)
 
 
 def cleanable_ratio(backlog: Backlog) -> float | None:
@@ -383,7 +385,7 @@ def cleanable_ratio(backlog: Backlog) -> float | None:
 
 
 def partition_rows(broker: Broker, partitioned: PartitionedTopic) -> list[TopicRow]:
-    """Return the rows of the existing partitions, in order."""
+    """Return the table rows of the existing partitions of a partitioned topic, in order."""
     metadata = broker.environment.metadata
     records = metadata.topics.by_names(names.partition_names(partitioned)).values()
     topic_ids = [record.id for record in records]

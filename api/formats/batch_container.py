@@ -35,8 +35,9 @@ class BatchMessageContainer:
         self._last_rows = 0
         """Number of rows in the last entry."""
 
-    def entries(self, rows: Iterable[InputMessage | None]) -> Iterator[bytes]:
-        """Yield the entries of rows. A None in `rows` flushes the pending rows, because no row arrived for a while.
+    def encode_entries(self, rows: Iterable[InputMessage | None]) -> Iterator[bytes]:
+        """Encode messages to log entries, and yield them. A None in `rows` flushes the pending rows, because no row
+        arrived for a while.
 
         An unreadable row (InvalidRecord), or Ctrl-C, is raised after the entry of the rows before it.
         """
@@ -50,32 +51,33 @@ class BatchMessageContainer:
             except (InvalidRecord, KeyboardInterrupt) as error:
                 ended = error
                 break
-            if self._pending and (row is None or self._has_no_room(row)):
-                yield self._entry()
+            if self._pending and (row is None or self._must_begin_entry(row)):
+                yield self._encode_pending_rows()
             if row is not None:
                 self._pending.append(row)
                 self._pending_bytes += row.line_bytes
             if len(self._pending) == self._batch:
-                yield self._entry()
+                yield self._encode_pending_rows()
         if self._pending:
-            yield self._entry()
+            yield self._encode_pending_rows()
         if ended is not None:
             self._last_rows = 0
             raise ended
 
-    def prefix_lines_of_last_entry(self, message: str) -> str:
-        """Return a message about the last entry, with the numbers of its lines before it; unchanged if no entry is the
-        last."""
+    def prefix_with_last_entry_lines(self, message: str) -> str:
+        """Prefix an error message with the line numbers of the last encoded entry; unchanged if there is none."""
         if not self._last_rows:
             return message
         first = self._encoded_rows - self._last_rows + 1
         return f"{f'line {first}' if self._last_rows == 1 else f'lines {first} to {self._encoded_rows}'}: {message}"
 
-    def _has_no_room(self, row: InputMessage) -> bool:
+    def _must_begin_entry(self, row: InputMessage) -> bool:
+        """Return whether a row cannot join the pending rows: its publish time differs, or the entry would be too
+        large."""
         has_other_time = row.publish_time != self._pending[0].publish_time
         return has_other_time or self._pending_bytes + row.line_bytes > self._batch_bytes
 
-    def _entry(self) -> bytes:
+    def _encode_pending_rows(self) -> bytes:
         rows, self._pending, self._pending_bytes = self._pending, [], 0
         sequence_id = self._encoded_rows
         self._last_rows = len(rows)

@@ -28,10 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from api.formats.field_values import Rows, decoded, field_list, messages, times
-from api.formats.input_stream import STREAM_ERRORS, open_input, source_name, stop_waiting, stream_failure
+from api.formats.field_values import RowPositions, decode_column, field_list, message_table, parse_times
+from api.formats.input_stream import STREAM_ERRORS, interrupt_read, open_input, source_name, stream_error_reason
 from api.formats.inputs import InputOptions
-from api.formats.key_value_lines import unescaped
+from api.formats.key_value_lines import unescape_separator
 from api.formats.row_json import json_rows
 from storage.errors import InvalidInput, InvalidRecord
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -44,28 +44,32 @@ _REMEDY = "correct it and import it again; nothing of it was kept"
 
 
 def read_csv_rows(file: str, options: InputOptions) -> Iterator[pa.Table]:
-    """Yield the rows of a file as tables of INPUT_SCHEMA. Raises as the module says."""
-    delimiter = unescaped("," if options.separator is None else options.separator)
+    """Yield the rows of a CSV file as tables of messages (INPUT_SCHEMA). Raises InvalidInput, InvalidRecord."""
+    delimiter = unescape_separator("," if options.separator is None else options.separator)
     if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
         raise InvalidInput(f"the separator {delimiter!r} of CSV is not one character", r"give one: --separator '\t'")
     first = 1
     with open_input(file) as stream:
-        for batch in _batches(file, stream, delimiter, options):
-            rows = Rows(file, "row", first)
+        for batch in _read_batches(file, stream, delimiter, options):
+            rows = RowPositions(file, "row", first)
             table = pa.table(batch)
             yield (
-                _message_rows(rows, table, options) if options.key_field is None else _keyed_rows(rows, table, options)
+                _messages_by_message_columns(rows, table, options)
+                if options.key_field is None
+                else _messages_by_key_field(rows, table, options)
             )
             first += len(batch)
 
 
-def _batches(file: str, stream: io.BufferedIOBase, delimiter: str, options: InputOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a stream, all columns as texts. Raises InvalidRecord."""
+def _read_batches(
+    file: str, stream: io.BufferedIOBase, delimiter: str, options: InputOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a CSV stream as batches, all columns as texts. Raises InvalidRecord."""
     try:
         start = stream.read(BLOCK_BYTES)
         if not start.strip():
             return
-        names = _header(file, start, delimiter, options)
+        names = _read_header(file, start, delimiter, options)
         convert_options = pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()),
             null_values=[""],
@@ -77,20 +81,20 @@ def _batches(file: str, stream: io.BufferedIOBase, delimiter: str, options: Inpu
             newlines_in_values=True,
             ignore_empty_lines=options.key_field is None,  # else an empty cell of a single column would be lost
         )
-        for batch in _read_in_thread(_Rest(start.lstrip(b"\r\n"), stream), parse_options, convert_options):
+        for batch in _read_in_thread(_PrefixedStream(start.lstrip(b"\r\n"), stream), parse_options, convert_options):
             if any(kind != pa.string() for kind in batch.schema.types):
                 raise InvalidRecord(f"{source_name(file)} has a header that cannot be read", _REMEDY)
             yield batch
     except pa.ArrowInvalid as error:
-        raise InvalidRecord(f"{source_name(file)}{_arrow_reason(error)}", _arrow_remedy(error)) from error
+        raise InvalidRecord(f"{source_name(file)}{_arrow_error_reason(error)}", _arrow_error_remedy(error)) from error
     except STREAM_ERRORS as error:
-        raise InvalidRecord(f"{source_name(file)}: {stream_failure(error)}", _REMEDY) from error
+        raise InvalidRecord(f"{source_name(file)}: {stream_error_reason(error)}", _REMEDY) from error
 
 
 def _read_in_thread(
-    stream: _Rest, parse_options: pyarrow.csv.ParseOptions, convert_options: pyarrow.csv.ConvertOptions
+    stream: _PrefixedStream, parse_options: pyarrow.csv.ParseOptions, convert_options: pyarrow.csv.ConvertOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of Arrow's reader, which runs in a thread: Arrow lets no signal end its wait for a pipe."""
+    """Yield the batches of Arrow's CSV reader, which runs in a thread: Arrow lets no signal end its wait for a pipe."""
     with ThreadPoolExecutor(1, thread_name_prefix="csv") as pool:
         try:
             opened = pool.submit(
@@ -100,28 +104,29 @@ def _read_in_thread(
                 parse_options=parse_options,
                 convert_options=convert_options,
             )
-            reader = iter(_result(opened))
-            while (batch := _result(pool.submit(next, reader, None))) is not None:
+            reader = iter(_wait_for_result(opened))
+            while (batch := _wait_for_result(pool.submit(next, reader, None))) is not None:
                 yield batch
         finally:
-            stream.stop_waiting()
+            stream.interrupt_read()
 
 
-def _result(future: Future[Any]) -> Any:
-    """Return the result of a future. A signal that comes right before a wait ends the next one."""
+def _wait_for_result(future: Future[Any]) -> Any:
+    """Wait for a future, and return its result. The wait is divided, so that a signal right before it ends it soon."""
     while not wait([future], _POLL_SECONDS).done:
         pass
     return future.result()
 
 
-def _arrow_reason(error: pa.ArrowInvalid) -> str:
-    """Return the place and the reason of an error of Arrow, whose row 1 is the header."""
+def _arrow_error_reason(error: pa.ArrowInvalid) -> str:
+    """Return the row and the reason of an error of Arrow's CSV reader, as the end of a message. Arrow counts the header
+    as row 1."""
     text = str(error).splitlines()[0][:300]
     match = _ARROW_ROW.search(text)
     return f": {text}" if match is None else f", row {int(match[1]) - 1}: {text[match.end() :]}"
 
 
-def _arrow_remedy(error: pa.ArrowInvalid) -> str:
+def _arrow_error_remedy(error: pa.ArrowInvalid) -> str:
     if "columns, got" in str(error):
         return f"quote cells that have separators or ends of lines, or name the --separator; {_REMEDY}"
     if "straddl" in str(error):
@@ -130,8 +135,8 @@ def _arrow_remedy(error: pa.ArrowInvalid) -> str:
     return _REMEDY
 
 
-def _header(file: str, start: bytes, delimiter: str, options: InputOptions) -> list[str]:
-    """Return the names of the columns. Raises InvalidRecord if those are missing that the import needs."""
+def _read_header(file: str, start: bytes, delimiter: str, options: InputOptions) -> list[str]:
+    """Return the names of the columns. Raises InvalidRecord if the import needs a column that is missing."""
     try:
         text = start.decode("utf-8-sig", errors="ignore")
         names = next(row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row)
@@ -166,43 +171,43 @@ def _check_message_columns(file: str, names: list[str]) -> None:
         )
 
 
-def _keyed_rows(rows: Rows, table: pa.Table, options: InputOptions) -> pa.Table:
+def _messages_by_key_field(rows: RowPositions, table: pa.Table, options: InputOptions) -> pa.Table:
     key, value, time = options.key_field, options.value_field, options.timestamp_field
     assert key is not None
-    keys = decoded(rows, _column(table, key), options.key_encoding, key)
-    event_times = None if time is None else times(rows, _column(table, time), time)
+    keys = decode_column(rows, _column(table, key), options.key_encoding, key)
+    event_times = None if time is None else parse_times(rows, _column(table, time), time)
     if value is None:
         payloads = json_rows(rows.file, table)
     else:
-        payloads = decoded(rows, _column(table, value), options.value_encoding, value)
-        _check_null_values(rows, keys, payloads, options)
-    return messages(rows, keys, payloads, event_times, options.refuses_empty_values, key)
+        payloads = decode_column(rows, _column(table, value), options.value_encoding, value)
+        _check_missing_values(rows, keys, payloads, options)
+    return message_table(rows, keys, payloads, event_times, options.refuses_empty_values, key)
 
 
-def _message_rows(rows: Rows, table: pa.Table, options: InputOptions) -> pa.Table:
-    keys = decoded(rows, _column(table, "key"), options.key_encoding, "key")
-    payloads = decoded(rows, _column(table, "value"), options.value_encoding, "value")
-    _check_null_values(rows, keys, payloads, options)
+def _messages_by_message_columns(rows: RowPositions, table: pa.Table, options: InputOptions) -> pa.Table:
+    keys = decode_column(rows, _column(table, "key"), options.key_encoding, "key")
+    payloads = decode_column(rows, _column(table, "value"), options.value_encoding, "value")
+    _check_missing_values(rows, keys, payloads, options)
     columns = [keys, payloads]
     for name in ("publish_time", "event_time"):
         present = name in table.column_names
-        columns.append(times(rows, _column(table, name), name) if present else pa.nulls(len(table), pa.int64()))
-    columns.append(_properties(rows, table))
+        columns.append(parse_times(rows, _column(table, name), name) if present else pa.nulls(len(table), pa.int64()))
+    columns.append(_properties_column(rows, table))
     return pa.table(columns, schema=INPUT_SCHEMA)
 
 
-def _check_null_values(rows: Rows, keys: pa.Array, payloads: pa.Array, options: InputOptions) -> None:
-    """Raise InvalidRecord for a row with a key and no value, unless it may delete the key."""
+def _check_missing_values(rows: RowPositions, keys: pa.Array, payloads: pa.Array, options: InputOptions) -> None:
+    """Raise InvalidRecord for a row with a key and a null or empty value, unless such a value may delete the key."""
     if options.refuses_empty_values:
         is_empty = pc.equal(pc.coalesce(pc.binary_length(payloads), 0), 0)
-        rows.check(
+        rows.raise_for_first(
             pc.and_(is_empty, pc.is_valid(keys)),
             "the value is empty, which deletes the key here",
             "import with --empty-values delete if it may delete its key; nothing of it was kept",
         )
 
 
-def _properties(rows: Rows, table: pa.Table) -> pa.Array:
+def _properties_column(rows: RowPositions, table: pa.Table) -> pa.Array:
     kind = INPUT_SCHEMA.field("properties").type
     if "properties" not in table.column_names or table.column("properties").null_count == len(table):
         return pa.nulls(len(table), kind)
@@ -221,8 +226,8 @@ def _column(table: pa.Table, name: str) -> pa.Array:
     return table.column(name).combine_chunks()
 
 
-class _Rest(io.RawIOBase):
-    """A stream from its start on, of which the first bytes were read already.
+class _PrefixedStream(io.RawIOBase):
+    """A stream of bytes that were already read, then of the rest of another stream.
 
     No read ends with a CR, except at the end of the stream: Arrow takes an LF that begins a block for the second half
     of an end of a line, also inside of a quoted cell, and drops it.
@@ -232,9 +237,9 @@ class _Rest(io.RawIOBase):
         self._start = start
         self._stream = stream
 
-    def stop_waiting(self) -> None:
-        """End the wait of another thread for more bytes."""
-        stop_waiting(self._stream)
+    def interrupt_read(self) -> None:
+        """Interrupt another thread that waits for bytes of this stream."""
+        interrupt_read(self._stream)
 
     def readable(self) -> bool:
         return True

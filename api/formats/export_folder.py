@@ -35,14 +35,15 @@ _POSITION = re.compile(r"(.+)@([0-9a-f]{32})", re.ASCII)
 
 @dataclass(frozen=True)
 class ExportPosition:
-    """A position as manifests have it: the token of a read, and the topic's incarnation (None: not known)."""
+    """A position in a topic, as export manifests store it: the token of a read, and the topic's incarnation (None: not
+    known)."""
 
     token: str
     incarnation: str | None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the position of a text: a token, or `TOKEN@INCARNATION`."""
+        """Parse the text of a position: a token, or `TOKEN@INCARNATION`."""
         match = _POSITION.fullmatch(text)
         return cls(text, None) if match is None else cls(match[1], match[2])
 
@@ -52,7 +53,8 @@ class ExportPosition:
 
 
 class ExportManifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A finished export. `since` None: it begins at the topic's start; `position`: where the next one begins.
+    """The manifest of a finished export. `since` None: it begins at the topic's start; `position`: where the next one
+    begins.
 
     `incarnation`: of the topic, which differs after it was deleted and created again. `deletions`: the messages with a
     key and without a value.
@@ -76,8 +78,8 @@ class ExportManifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ExportFolder:
-    """The exports of one topic in a store. `name`: the topic's, without tenant and namespace; `label`: the folder's,
-    for people."""
+    """A folder with the exports of one topic. `name`: the topic's, without tenant and namespace; `label`: the folder's
+    name in errors."""
 
     def __init__(self, store: ObjectStore, name: str, label: str) -> None:
         self._store = store
@@ -85,8 +87,8 @@ class ExportFolder:
         base = quote(name, safe=" !$&'()+,;=@")
         self._base = f"%2E{base[1:]}" if base.startswith(".") else base
 
-    def last(self) -> ExportManifest | None:
-        """Return the manifest of the newest export; None: there is none."""
+    def last_manifest(self) -> ExportManifest | None:
+        """Return the manifest of the newest export in the folder; None: there is none."""
         pattern = re.compile(rf"{re.escape(self._base)}-\d{{8}}\.json", re.ASCII)
         names = [stored.name for stored in self._store.list(f"{self._base}-") if pattern.fullmatch(stored.name)]
         if not names:
@@ -100,27 +102,28 @@ class ExportFolder:
             ) from error
 
     def file_name(self, number: int, suffix: str) -> str:
-        """Return the name of the file of an export."""
+        """Return the name of the file of the export `number`."""
         return f"{self._base}-{number:08d}.{suffix}"
 
-    def check_free(self, number: int) -> None:
-        """Raise Conflict if a file of this export exists, of any format, that no manifest has."""
+    def check_number_is_free(self, number: int) -> None:
+        """Raise Conflict if the folder has a file of the export `number` already, of any format."""
         for stored in self._store.list(self.file_name(number, "")):
-            raise self._taken(stored.name)
+            raise self._conflict_error(stored.name)
 
     @contextmanager
-    def create(self, name: str) -> Iterator[ObjectWriter]:
-        """Yield the writer of a file, which exists after a clean exit. Raises Conflict if another export was first."""
+    def create_file(self, name: str) -> Iterator[ObjectWriter]:
+        """Yield the writer of a new file, which exists after a clean exit. Raises Conflict if another export created it
+        first."""
         try:
             with self._store.create(name) as writer:
                 yield writer
         except ObjectExists as error:
-            raise self._taken(name) from error
+            raise self._conflict_error(name) from error
 
-    def publish(self, manifest: ExportManifest) -> None:
-        """Create the manifest: the export has ended.
+    def publish_manifest(self, manifest: ExportManifest) -> None:
+        """Create the manifest of an export, which completes the export.
 
-        Raises Conflict if another export was first, and deletes the file of this one.
+        Raises Conflict if another export created it first, and then deletes the file of this export.
         """
         name = self.file_name(manifest.number, "json")
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
@@ -133,7 +136,7 @@ class ExportFolder:
                 "try again, with --since last for what was appended since",
             ) from error
 
-    def _taken(self, name: str) -> Conflict:
+    def _conflict_error(self, name: str) -> Conflict:
         return Conflict(
             f"{name} exists in {self.label} without a manifest that names it",
             "another export runs, or one was killed before its last step: if none runs, delete the file and try again",
@@ -141,7 +144,7 @@ class ExportFolder:
 
 
 def folder_url(text: str) -> str:
-    """Return the URL of a store of a folder: a path, or `s3://bucket/prefix`. Raises InvalidInput."""
+    """Convert a folder, a path or `s3://bucket/prefix`, to the URL of an object store. Raises InvalidInput."""
     if text.startswith("s3://"):
         if not urlsplit(text).netloc:
             raise InvalidInput(f"{text} names no bucket", "write s3://bucket/prefix")

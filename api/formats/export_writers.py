@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from api.formats.field_values import encoded
+from api.formats.field_values import encode_column
 from api.formats.row_json import json_rows, json_values
 from api.formats.text_encoding import TextEncoding
 
@@ -35,27 +35,27 @@ class MessageWriter(Protocol):
     """A writer of messages to one file."""
 
     def write(self, table: pa.Table) -> None:
-        """Write the messages of a table."""
+        """Write the messages of a table to the file."""
 
     def close(self) -> None:
         """Write the end of the file. The caller closes the file itself."""
 
 
 def open_writer(output_format: ExportFormat, stream: IO[bytes], schema: pa.Schema) -> MessageWriter:
-    """Return a writer of tables of `schema`."""
+    """Return a writer of message tables to a stream in a format. `schema`: of the tables."""
     return _WRITERS[output_format](stream, schema)
 
 
-def _texts(table: pa.Table) -> pa.Table:
-    """Return a table with base64 instead of bytes."""
+def _binary_as_base64(table: pa.Table) -> pa.Table:
+    """Return a table with its columns of bytes as base64 texts."""
     for index, field in enumerate(table.schema):
         if pa.types.is_binary(field.type):
-            texts = encoded(table.column(index).combine_chunks(), TextEncoding.BASE64)
+            texts = encode_column(table.column(index).combine_chunks(), TextEncoding.BASE64)
             table = table.set_column(index, field.name, texts)
     return table
 
 
-class _ParquetMessages:
+class _ParquetWriter:
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
         self._writer = pq.ParquetWriter(
             stream, schema, compression="zstd", use_dictionary=False, column_encoding=_PARQUET_ENCODINGS
@@ -68,12 +68,12 @@ class _ParquetMessages:
         self._writer.close()
 
 
-class _JsonLines:
+class _JsonLinesWriter:
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
         self._stream = stream
 
     def write(self, table: pa.Table) -> None:
-        lines = json_rows("the export", _texts(table))
+        lines = json_rows("the export", _binary_as_base64(table))
         for start in range(0, len(lines), _LINES):
             self._stream.write(b"\n".join((*lines.slice(start, _LINES).to_pylist(), b"")))
 
@@ -81,7 +81,7 @@ class _JsonLines:
         return
 
 
-class _CsvRows:
+class _CsvWriter:
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
         texts = [field.with_type(pa.int64() if field.type == pa.int64() else pa.string()) for field in schema]
         self._writer = pyarrow.csv.CSVWriter(stream, pa.schema(texts))
@@ -91,7 +91,7 @@ class _CsvRows:
         column = table.column(index).combine_chunks()
         properties = json_values("the export", "properties", column) if column.null_count < len(column) else column
         text = pc.cast(properties, pa.string()) if pa.types.is_binary(properties.type) else pa.nulls(len(table))
-        self._writer.write(_texts(table.set_column(index, "properties", text.cast(pa.string()))))
+        self._writer.write(_binary_as_base64(table.set_column(index, "properties", text.cast(pa.string()))))
 
     def close(self) -> None:
         self._writer.close()
@@ -106,7 +106,7 @@ _PARQUET_ENCODINGS = {
 }
 """Encodings of columns that ascend; the file has half the size of one with dictionaries."""
 _WRITERS: Mapping[ExportFormat, Callable[[IO[bytes], pa.Schema], MessageWriter]] = {
-    ExportFormat.PARQUET: _ParquetMessages,
-    ExportFormat.JSONL: _JsonLines,
-    ExportFormat.CSV: _CsvRows,
+    ExportFormat.PARQUET: _ParquetWriter,
+    ExportFormat.JSONL: _JsonLinesWriter,
+    ExportFormat.CSV: _CsvWriter,
 }

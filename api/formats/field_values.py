@@ -31,26 +31,27 @@ _ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Consecutive rows of a file, for errors. `noun`: line or row; `first`: the number of the first one."""
+class RowPositions:
+    """Positions of consecutive rows in a file, for error messages. `noun`: line or row; `first`: the number of the
+    first row."""
 
     file: str
     noun: str
     first: int
 
-    def refuse(self, index: int, reason: str, remedy: str = REMEDY) -> InvalidRecord:
-        """Return the error about a row."""
-        return InvalidRecord(f"{source_name(self.file)}, {self.noun} {self.number(index)}: {reason}", remedy)
+    def row_error(self, index: int, reason: str, remedy: str = REMEDY) -> InvalidRecord:
+        """Return an InvalidRecord about a row, which the caller raises."""
+        return InvalidRecord(f"{source_name(self.file)}, {self.noun} {self.row_number(index)}: {reason}", remedy)
 
-    def number(self, index: int) -> int:
-        """Return the number of a row in its file."""
+    def row_number(self, index: int) -> int:
+        """Return the number of a row in its file. `index`: its index among these rows."""
         return self.first + index
 
-    def check(self, is_wrong: pa.Array, reason: str, remedy: str = REMEDY) -> None:
-        """Raise InvalidRecord for the first row of which the mask is true."""
+    def raise_for_first(self, is_wrong: pa.Array, reason: str, remedy: str = REMEDY) -> None:
+        """Raise InvalidRecord for the first row whose mask is true; return if there is none."""
         mask = pc.fill_null(is_wrong, False).to_numpy(zero_copy_only=False)
         if mask.any():
-            raise self.refuse(int(np.argmax(mask)), reason, remedy)
+            raise self.row_error(int(np.argmax(mask)), reason, remedy)
 
     def convert(self, column: pa.Array, convert: Callable[[pa.Array], pa.Array], name: str, form: str) -> pa.Array:
         """Return the converted column. Raises InvalidRecord for the first value that cannot be converted."""
@@ -62,18 +63,18 @@ class Rows:
                     convert(column.slice(index, 1))
                 except (*_ARROW_ERRORS, ValueError) as error:
                     text = str(column[index].as_py())[:60]
-                    raise self.refuse(index, f"{name} is {text!r}, which is not {form}") from error
+                    raise self.row_error(index, f"{name} is {text!r}, which is not {form}") from error
             raise
 
 
 @dataclass(frozen=True)
-class ScatteredRows(Rows):
-    """Rows of a file that are not consecutive. `indices`: the distance of each from the row `first`."""
+class ScatteredRowPositions(RowPositions):
+    """Positions of rows of a file that are not consecutive. `indices`: the distance of each from the row `first`."""
 
     indices: Sequence[int]
 
-    def number(self, index: int) -> int:
-        """Return the number of a row in its file."""
+    def row_number(self, index: int) -> int:
+        """Return the number of a row in its file. `index`: its index among these rows."""
         return self.first + self.indices[index]
 
 
@@ -83,19 +84,19 @@ def field_list(names: list[str]) -> str:
     return f"{', '.join(names[:_SHOWN_FIELDS])}{more}"
 
 
-def messages(
-    rows: Rows,
+def message_table(
+    rows: RowPositions,
     keys: pa.Array,
     payloads: pa.Array,
     event_times: pa.Array | None,
     refuses_empty: bool,
     key_name: str = "the key",
 ) -> pa.Table:
-    """Return a table of INPUT_SCHEMA of data that has a key in every row.
+    """Combine columns to a table of messages (INPUT_SCHEMA), each with a key.
 
     Raises InvalidRecord for a row without a key, and, if `refuses_empty`, with an empty value.
     """
-    rows.check(pc.is_null(keys), f"{key_name} is null, and every row needs a key", REMEDY)
+    rows.raise_for_first(pc.is_null(keys), f"{key_name} is null, and every row needs a key", REMEDY)
     if refuses_empty:
         check_empty_values(rows, keys, payloads)
     absent = {"publish_time": None, "event_time": event_times, "properties": None}
@@ -106,41 +107,42 @@ def messages(
     return pa.table(columns, schema=INPUT_SCHEMA)
 
 
-def check_empty_values(rows: Rows, keys: pa.Array, payloads: pa.Array) -> None:
+def check_empty_values(rows: RowPositions, keys: pa.Array, payloads: pa.Array) -> None:
     """Raise InvalidRecord for the first row that has a key and an empty value, not null."""
     empty = pc.and_(pc.fill_null(pc.equal(pc.binary_length(payloads), 0), False), pc.is_valid(keys))
-    rows.check(
+    rows.raise_for_first(
         empty,
         "the value is empty, which deletes the key here",
         "import with --empty-values delete if it may delete its key; nothing of it was kept",
     )
 
 
-def as_text(column: pa.Array) -> pa.Array:
-    """Return a column of any type but nested ones as bytes of text. Raises Arrow's errors."""
+def text_bytes(column: pa.Array) -> pa.Array:
+    """Convert a column of any type but nested ones to the bytes of its values as text. Raises Arrow's errors."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return as_text(column.cast(kind.value_type))
+        return text_bytes(column.cast(kind.value_type))
     if kind == pa.uuid():
         return pa.array([None if value is None else str(value) for value in column.to_pylist()]).cast(pa.binary())
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         column = column.cast(pa.timestamp(kind.unit, "UTC"))
     if pa.types.is_nested(kind):
         raise pa.ArrowTypeError("nested")
-    if is_bytes(kind):
+    if is_text_or_binary(kind):
         return column.cast(pa.binary())
     return column.cast(pa.string()).cast(pa.binary())
 
 
-def is_bytes(kind: pa.DataType) -> bool:
+def is_text_or_binary(kind: pa.DataType) -> bool:
     """Return whether values of a type are texts or bytes."""
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     views = (pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
     return any(test(kind) for test in (*kinds, *views))
 
 
-def decoded(rows: Rows, column: pa.Array, encoding: TextEncoding, name: str) -> pa.Array:
-    """Return texts as the bytes that they encode. Raises InvalidRecord for a text that is not of that encoding."""
+def decode_column(rows: RowPositions, column: pa.Array, encoding: TextEncoding, name: str) -> pa.Array:
+    """Decode a column of texts to the bytes that they encode. Raises InvalidRecord for a text that is not of that
+    encoding."""
     if encoding is TextEncoding.UTF8:
         return column.cast(pa.binary())
 
@@ -151,8 +153,8 @@ def decoded(rows: Rows, column: pa.Array, encoding: TextEncoding, name: str) -> 
     return rows.convert(column, convert, name, "base64")
 
 
-def encoded(column: pa.Array, encoding: TextEncoding) -> pa.Array:
-    """Return bytes as texts. Raises ArrowInvalid for bytes that are not UTF-8, if the encoding is UTF-8."""
+def encode_column(column: pa.Array, encoding: TextEncoding) -> pa.Array:
+    """Encode a column of bytes as texts. Raises ArrowInvalid for bytes that are not UTF-8, if the encoding is UTF-8."""
     if encoding is TextEncoding.UTF8:
         return column.cast(pa.string())
     return pa.array(
@@ -160,30 +162,30 @@ def encoded(column: pa.Array, encoding: TextEncoding) -> pa.Array:
     )
 
 
-def times(rows: Rows, column: pa.Array, name: str) -> pa.Array:
-    """Return a column as milliseconds since 1970. Raises InvalidRecord for a value that is no time."""
+def parse_times(rows: RowPositions, column: pa.Array, name: str) -> pa.Array:
+    """Convert a column of times to milliseconds since 1970. Raises InvalidRecord for a value that is no time."""
     return rows.convert(
-        column, _milliseconds, name, "a time: whole milliseconds since 1970, or ISO 8601 as 2020-01-31T12:00:00Z"
+        column, _to_milliseconds, name, "a time: whole milliseconds since 1970, or ISO 8601 as 2020-01-31T12:00:00Z"
     )
 
 
-def _milliseconds(column: pa.Array) -> pa.Array:
+def _to_milliseconds(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _milliseconds(column.cast(kind.value_type))
+        return _to_milliseconds(column.cast(kind.value_type))
     if pa.types.is_timestamp(kind):
         # Finer units are truncated to milliseconds. Seconds may overflow, which must be an error.
         return column.cast(pa.timestamp("ms", kind.tz), safe=kind.unit in ("s", "ms")).cast(pa.int64())
     if pa.types.is_date(kind):
         return column.cast(pa.timestamp("ms")).cast(pa.int64())
-    if is_bytes(kind):
-        return _parsed_times(column.cast(pa.string()))
+    if is_text_or_binary(kind):
+        return _parse_time_texts(column.cast(pa.string()))
     if not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
         raise pa.ArrowTypeError("not a time")
     return column.cast(pa.int64())
 
 
-def _parsed_times(texts: pa.Array) -> pa.Array:
+def _parse_time_texts(texts: pa.Array) -> pa.Array:
     is_number = pc.match_substring_regex(texts, r"^-?\d+$")
     has_zone = pc.match_substring_regex(texts, _HAS_ZONE)
     micros = pc.replace_substring_regex(texts, r"([.,]\d{6})\d+", r"\1")

@@ -28,7 +28,8 @@ _S3 = "s3://"
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file. `name`: as an error states it; `folder`, `base`: of its path; `read(start, length)` returns its bytes.
+    """A file of an import, on a disk or in S3. `name`: as an error states it; `folder`, `base`: of its path;
+    `read(start, length)` returns its bytes.
 
     `is_named`: a user named this file, not a folder that contains it.
     """
@@ -41,7 +42,7 @@ class InputFile:
     read: Callable[[int, int], bytes] = field(compare=False, repr=False)
 
     def read_all(self) -> bytes:
-        """Return all its bytes. For small files."""
+        """Return all bytes of the file. For small files."""
         return self.read(0, self.size)
 
 
@@ -55,7 +56,7 @@ def open_paths(paths: list[str], s3_endpoint: str | None) -> Iterator[list[Input
     try:
         files = []
         for path in paths:
-            below = list(_objects(path, s3_endpoint, stores) if path.startswith(_S3) else _local_files(path))
+            below = list(_object_files(path, s3_endpoint, stores) if path.startswith(_S3) else _local_files(path))
             if not below:
                 raise InvalidInput(f"{path} has no files", "name a file, or a folder that has files")
             files += below
@@ -102,7 +103,7 @@ def _local_file(path: Path, *, is_named: bool) -> InputFile:
     return InputFile(str(path), os.path.basename(os.path.abspath(path.parent)), path.name, size, is_named, read)
 
 
-def _objects(path: str, s3_endpoint: str | None, stores: dict[str, ObjectStore]) -> Iterator[InputFile]:
+def _object_files(path: str, s3_endpoint: str | None, stores: dict[str, ObjectStore]) -> Iterator[InputFile]:
     from storage.objects.interface import StoreLocation
     from storage.objects.registry import open_store
 

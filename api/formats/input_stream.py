@@ -45,19 +45,19 @@ class LineBlock(NamedTuple):
 
 
 def read_line_blocks(file: str) -> Iterator[LineBlock]:
-    """Yield the lines of a file in blocks of about `BLOCK_BYTES`, without their ends, LF or CR LF.
-
-    Raises as the module says.
-    """
+    """Yield the lines of a file in blocks of about `BLOCK_BYTES`, without their ends, LF or CR LF. Raises InvalidInput,
+    InvalidRecord."""
     number, pieces, size = 1, list[bytes](), 0
     with open_input(file) as stream:
         while True:
             try:
                 data = stream.read(BLOCK_BYTES)
             except STREAM_ERRORS as error:
-                raise InvalidRecord(f"{source_name(file)}, line {number}: {stream_failure(error)}", REMEDY) from error
+                raise InvalidRecord(
+                    f"{source_name(file)}, line {number}: {stream_error_reason(error)}", REMEDY
+                ) from error
             if number == 1 and not pieces:
-                data = without_mark(data)
+                data = without_byte_order_mark(data)
             if data and b"\n" not in data:
                 pieces.append(data)
                 size += len(data)
@@ -79,24 +79,24 @@ def read_line_blocks(file: str) -> Iterator[LineBlock]:
 
 
 def source_name(file: str) -> str:
-    """Return the name of a file in an error."""
+    """Return the name of an input file for an error message; for `-`, "standard input"."""
     return "standard input" if file == "-" else file
 
 
-def stream_failure(error: Exception) -> str:
-    """Return one of STREAM_ERRORS as the reason of an error."""
+def stream_error_reason(error: Exception) -> str:
+    """Return the reason of an error of STREAM_ERRORS, as text for a message."""
     if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         return f"the gzip data is damaged or cut short ({error})"
     return str(error)
 
 
-def without_mark(line: bytes) -> bytes:
+def without_byte_order_mark(line: bytes) -> bytes:
     """Return the first line of a file without the byte order mark that some editors write."""
     return line.removeprefix(codecs.BOM_UTF8)
 
 
 def open_input(file: str) -> io.BufferedIOBase:
-    """Return the bytes of a file, unpacked if its content is gzip. `file` `-`: standard input.
+    """Open a file for reading its bytes, which are decompressed if they are gzip. `file` `-`: standard input.
 
     Raises InvalidInput for a file that cannot be opened.
     """
@@ -113,13 +113,13 @@ def open_input(file: str) -> io.BufferedIOBase:
             f"the file {file} cannot be read ({error.strerror})", "check its name and permissions"
         ) from error
     if raw.peek(2)[:2] == _GZIP_MAGIC:
-        return _OwningGzip(raw)
+        return _ClosingGzipFile(raw)
     return raw
 
 
-def stop_waiting(stream: io.BufferedIOBase) -> None:
-    """End the wait of another thread for bytes of a stream of `open_input`, by an error there."""
-    buffered = stream.buffered if isinstance(stream, _OwningGzip) else stream
+def interrupt_read(stream: io.BufferedIOBase) -> None:
+    """Interrupt another thread that waits for bytes of a stream of `open_input`: its read raises InterruptedError."""
+    buffered = stream.buffered if isinstance(stream, _ClosingGzipFile) else stream
     raw = getattr(buffered, "raw", None)
     if isinstance(raw, _InterruptibleFile):
         raw.stop()
@@ -157,7 +157,7 @@ class _InterruptibleFile(io.RawIOBase):
         self._file.close()
 
 
-class _OwningGzip(gzip.GzipFile):
+class _ClosingGzipFile(gzip.GzipFile):
     """A gzip reader that also closes the file below it."""
 
     def __init__(self, raw: io.BufferedReader[_InterruptibleFile]) -> None:

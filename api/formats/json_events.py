@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.formats.field_values import Rows, decoded, field_list, messages, times
+from api.formats.field_values import RowPositions, decode_column, field_list, message_table, parse_times
 from api.formats.input_stream import REMEDY, read_line_blocks
 from api.formats.inputs import InputOptions
 from storage.errors import InvalidInput
@@ -33,22 +33,23 @@ _NO_RAW = msgspec.Raw(b"")
 
 
 def read_json_events(file: str, options: InputOptions) -> Iterator[pa.Table]:
-    """Yield the events of a file as tables of INPUT_SCHEMA. Raises as the module says."""
+    """Yield the JSON objects of a file as tables of messages (INPUT_SCHEMA). Raises InvalidInput, InvalidRecord."""
     assert options.key_field is not None
     key = JsonField(options.key_field)
     value = None if options.value_field is None else JsonField(options.value_field)
     time = None if options.timestamp_field is None else JsonField(options.timestamp_field)
     for first, lines in read_line_blocks(file):
-        rows = Rows(file, "line", first)
-        check_text(rows, lines)
-        key_bytes = keys(rows, key, lines, options)
-        values = pa.array(lines, pa.binary()) if value is None else _values(rows, value, lines, options)
-        times_of_events = None if time is None else event_times(rows, time, lines)
-        yield messages(rows, key_bytes, values, times_of_events, options.refuses_empty_values, key.name)
+        rows = RowPositions(file, "line", first)
+        check_utf8(rows, lines)
+        key_bytes = key_column(rows, key, lines, options)
+        values = pa.array(lines, pa.binary()) if value is None else _value_column(rows, value, lines, options)
+        times_of_events = None if time is None else event_time_column(rows, time, lines)
+        yield message_table(rows, key_bytes, values, times_of_events, options.refuses_empty_values, key.name)
 
 
 class JsonField:
-    """A field of the objects of lines. `name`: as the user wrote it."""
+    """A field of JSON objects, of which each line has one. `name`: as the user wrote it, with dots before nested
+    members."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,7 +64,7 @@ class JsonField:
         self._decode = msgspec.json.Decoder(struct).decode
         self._get: Callable[[object], msgspec.Raw] = attrgetter(".".join("f" for _ in names))
 
-    def read(self, rows: Rows, lines: Sequence[bytes]) -> pa.Array:
+    def raw_values(self, rows: RowPositions, lines: Sequence[bytes]) -> pa.Array:
         """Return the JSON of the field in each line, as bytes; empty: the line has no such field.
 
         Raises InvalidRecord for a line that is no object.
@@ -72,28 +73,30 @@ class JsonField:
         try:
             return pa.array([bytes(get(decode(line))) for line in lines], pa.binary())
         except (ValueError, AttributeError):
-            return pa.array([self._read_line(rows, index, line) for index, line in enumerate(lines)], pa.binary())
+            return pa.array(
+                [self._raw_value_of_line(rows, index, line) for index, line in enumerate(lines)], pa.binary()
+            )
 
-    def _read_line(self, rows: Rows, index: int, line: bytes) -> bytes:
+    def _raw_value_of_line(self, rows: RowPositions, index: int, line: bytes) -> bytes:
         try:
             return bytes(self._get(self._decode(line)))
         except AttributeError:  # a member on the way is null
             return b""
         except msgspec.MsgspecError as error:
             if not line.strip():
-                raise rows.refuse(index, "the line is empty") from error
+                raise rows.row_error(index, "the line is empty") from error
             if isinstance(error, msgspec.ValidationError):
                 if not line.lstrip().startswith(b"{"):
-                    raise rows.refuse(
+                    raise rows.row_error(
                         index, "the line is no object", f"{ONE_A_LINE}; nothing of it was kept"
                     ) from error
-                raise rows.refuse(
+                raise rows.row_error(
                     index, f"{self.name} is not in it, because a member on the way is no object"
                 ) from error
-            raise rows.refuse(index, f"not JSON ({error})", f"{ONE_A_LINE}; nothing of it was kept") from error
+            raise rows.row_error(index, f"not JSON ({error})", f"{ONE_A_LINE}; nothing of it was kept") from error
 
 
-def check_text(rows: Rows, lines: Sequence[bytes], remedy: str = REMEDY) -> None:
+def check_utf8(rows: RowPositions, lines: Sequence[bytes], remedy: str = REMEDY) -> None:
     """Raise InvalidRecord for a line that is not UTF-8."""
     try:
         pa.array(lines, pa.binary()).cast(pa.string())
@@ -102,11 +105,11 @@ def check_text(rows: Rows, lines: Sequence[bytes], remedy: str = REMEDY) -> None
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                raise rows.refuse(index, f"not UTF-8 text ({error.reason})", remedy) from error
+                raise rows.row_error(index, f"not UTF-8 text ({error.reason})", remedy) from error
 
 
-def fields_of(line: bytes) -> list[str]:
-    """Return the names of the members of an object, with those of objects in it; none if the line is no object."""
+def member_names(line: bytes) -> list[str]:
+    """Return the names of the members of a JSON object, with those of objects in it; none if the line is no object."""
     try:
         document = msgspec.json.decode(line)
     except ValueError:
@@ -118,8 +121,8 @@ def fields_of(line: bytes) -> list[str]:
     return names
 
 
-def json_texts(rows: Rows, name: str, documents: pa.Array) -> pa.Array:
-    """Return JSON values as bytes: the content of texts, the JSON of others. Null is null."""
+def json_values_as_text(rows: RowPositions, name: str, documents: pa.Array) -> pa.Array:
+    """Convert JSON values to bytes: the content of strings, the JSON of other values. Null stays null."""
     is_text = pc.starts_with(documents, b'"')
     plain = pc.if_else(is_text, pc.binary_slice(documents, 1, -1), documents)
     texts = pc.if_else(pc.equal(documents, b"null"), pa.scalar(None, pa.binary()), plain)
@@ -132,44 +135,48 @@ def json_texts(rows: Rows, name: str, documents: pa.Array) -> pa.Array:
         try:
             contents.append(msgspec.json.decode(document, type=str).encode())
         except ValueError as error:
-            raise rows.refuse(index, f"{name} is no text ({error})") from error
+            raise rows.row_error(index, f"{name} is no text ({error})") from error
     return pc.replace_with_mask(texts, escaped, pa.array(contents, pa.binary()))
 
 
-def _check_present(rows: Rows, field: JsonField, lines: Sequence[bytes], documents: pa.Array, option: str) -> None:
+def _check_field_present(
+    rows: RowPositions, field: JsonField, lines: Sequence[bytes], documents: pa.Array, option: str
+) -> None:
     missing = pc.equal(pc.binary_length(documents), 0)
     if pc.any(missing).as_py():
         index = pc.index(missing, True).as_py()
-        names = fields_of(lines[index])
-        raise rows.refuse(
+        names = member_names(lines[index])
+        raise rows.row_error(
             index,
             f"it has no field {field.name}; it has {field_list(names) or 'none'}",
             f"name another one with {option}, or correct the line; nothing of it was kept",
         )
 
 
-def keys(rows: Rows, field: JsonField, lines: Sequence[bytes], options: InputOptions) -> pa.Array:
-    """Return the keys that a field of objects has. Raises InvalidRecord for a row without one, or with another kind."""
-    documents = field.read(rows, lines)
-    _check_present(rows, field, lines, documents, "--key-field")
+def key_column(rows: RowPositions, field: JsonField, lines: Sequence[bytes], options: InputOptions) -> pa.Array:
+    """Return the keys, as bytes, that a field has in each line. Raises InvalidRecord for a line without the field, or
+    with an object or a list in it."""
+    documents = field.raw_values(rows, lines)
+    _check_field_present(rows, field, lines, documents, "--key-field")
     is_nested = pc.or_(pc.starts_with(documents, b"{"), pc.starts_with(documents, b"["))
-    rows.check(
+    rows.raise_for_first(
         is_nested,
         f"{field.name} is an object or a list, and a key is a text, a number or true or false",
         f"name a member of it: --key-field {field.name}.NAME",
     )
-    return decoded(rows, json_texts(rows, field.name, documents), options.key_encoding, field.name)
+    return decode_column(rows, json_values_as_text(rows, field.name, documents), options.key_encoding, field.name)
 
 
-def _values(rows: Rows, field: JsonField, lines: Sequence[bytes], options: InputOptions) -> pa.Array:
-    documents = field.read(rows, lines)
-    _check_present(rows, field, lines, documents, "--value-field")
-    return decoded(rows, json_texts(rows, field.name, documents), options.value_encoding, field.name)
+def _value_column(rows: RowPositions, field: JsonField, lines: Sequence[bytes], options: InputOptions) -> pa.Array:
+    documents = field.raw_values(rows, lines)
+    _check_field_present(rows, field, lines, documents, "--value-field")
+    return decode_column(rows, json_values_as_text(rows, field.name, documents), options.value_encoding, field.name)
 
 
-def event_times(rows: Rows, field: JsonField, lines: Sequence[bytes]) -> pa.Array:
-    """Return the event times that a field of objects has; null: the object does not have it. Raises InvalidRecord."""
-    documents = field.read(rows, lines)
+def event_time_column(rows: RowPositions, field: JsonField, lines: Sequence[bytes]) -> pa.Array:
+    """Return the event times, in milliseconds, that a field has in each line; null: the line does not have it. Raises
+    InvalidRecord."""
+    documents = field.raw_values(rows, lines)
     empty = pc.equal(pc.binary_length(documents), 0)
-    texts = pc.if_else(empty, pa.scalar(None, pa.binary()), json_texts(rows, field.name, documents))
-    return times(rows, texts.cast(pa.string()), field.name)
+    texts = pc.if_else(empty, pa.scalar(None, pa.binary()), json_values_as_text(rows, field.name, documents))
+    return parse_times(rows, texts.cast(pa.string()), field.name)

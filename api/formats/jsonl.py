@@ -25,11 +25,11 @@ from api.formats.input_stream import (
     STREAM_ERRORS,
     open_input,
     source_name,
-    stream_failure,
-    without_mark,
+    stream_error_reason,
+    without_byte_order_mark,
 )
 from api.formats.inputs import EmptyValues, InputOptions
-from api.formats.json_events import ONE_A_LINE, fields_of
+from api.formats.json_events import ONE_A_LINE, member_names
 from api.formats.text_encoding import TextEncoding, to_bytes, to_text
 from storage.advice import Advice, AdviceKind
 from storage.errors import InvalidInput, InvalidRecord
@@ -57,7 +57,7 @@ Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class OptionalKeyJsonLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A line that may omit its key, because all such lines have one default key."""
+    """A message as a JSON line that may omit its key, because all such lines have one default key."""
 
     key: str | None = None
     value: str | None
@@ -69,7 +69,7 @@ class OptionalKeyJsonLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
 
 
 class JsonLine(OptionalKeyJsonLine, forbid_unknown_fields=True, kw_only=True):
-    """A line that must state its key; null: the message has no key."""
+    """A message as a JSON line that must state its key; null: the message has no key."""
 
     key: str | None
 
@@ -89,7 +89,7 @@ class InputMessage(NamedTuple):
 Decode = Callable[[bytes], OptionalKeyJsonLine]
 
 
-def read_rows(
+def read_json_lines(
     file: str,
     key_encoding: TextEncoding,
     value_encoding: TextEncoding,
@@ -109,25 +109,27 @@ def read_rows(
             try:
                 text = stream.readline(MAX_LINE_BYTES + 1)
                 if number == 1:
-                    text = without_mark(text)
+                    text = without_byte_order_mark(text)
                 if not text:
                     return
                 if len(text) > MAX_LINE_BYTES:
                     raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
-                message = _message(text, decode, key_encoding, value_encoding, key)
+                message = _parse_line(text, decode, key_encoding, value_encoding, key)
             except (msgspec.MsgspecError, ValueError, *STREAM_ERRORS) as error:
-                raise InvalidRecord(f"{source}, line {number}: {_reason(error)}", remedy(text)) from error
+                raise InvalidRecord(f"{source}, line {number}: {_line_error_reason(error)}", remedy(text)) from error
             yield message
 
 
-def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[InputMessage]:
+def parse_json_lines(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[InputMessage]:
     """Yield the messages of JSON Lines in memory. Raises InvalidRecord, which names the line."""
     decode = msgspec.json.Decoder(JsonLine).decode
-    for number, text in enumerate(without_mark(data).removesuffix(b"\n").split(b"\n"), 1):
+    for number, text in enumerate(without_byte_order_mark(data).removesuffix(b"\n").split(b"\n"), 1):
         try:
-            message = _message(text, decode, key_encoding, value_encoding)
+            message = _parse_line(text, decode, key_encoding, value_encoding)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidRecord(f"line {number}: {_reason(error)}", "correct it; nothing was appended") from error
+            raise InvalidRecord(
+                f"line {number}: {_line_error_reason(error)}", "correct it; nothing was appended"
+            ) from error
         yield message
 
 
@@ -138,7 +140,9 @@ def read_import_jsonl(file: str, options: InputOptions) -> Iterator[pa.Table]:
     """
     rows: list[InputMessage] = []
     size = 0
-    for number, row in enumerate(read_rows(file, options.key_encoding, options.value_encoding, _import_remedy), 1):
+    for number, row in enumerate(
+        read_json_lines(file, options.key_encoding, options.value_encoding, _import_remedy), 1
+    ):
         if options.empty_values is EmptyValues.REFUSE and row.key is not None and row.payload == b"":
             raise InvalidRecord(
                 f"{source_name(file)}, line {number}: the value is empty, which deletes the key here",
@@ -154,7 +158,7 @@ def read_import_jsonl(file: str, options: InputOptions) -> Iterator[pa.Table]:
 
 
 def _import_remedy(line: bytes) -> str:
-    """Return what to do about a line that is no message, by what it has."""
+    """Return the remedy for an input line that is no message, by the content of the line."""
     try:
         document = msgspec.json.decode(line)
     except ValueError:
@@ -168,7 +172,7 @@ def _import_remedy(line: bytes) -> str:
         return REMEDY
     if {"topic", "partition", "offset", "payload"} <= document.keys():
         return "it is a line of kcat -J: import it with --input-format kcat; nothing of it was kept"
-    names = fields_of(line)
+    names = member_names(line)
     return (
         f"its fields are {field_list(names)}: name the one with the key, as in --key-field {names[0]}; nothing of it "
         "was kept"
@@ -177,14 +181,14 @@ def _import_remedy(line: bytes) -> str:
     )
 
 
-def _message(
+def _parse_line(
     text: bytes,
     decode: Decode,
     key_encoding: TextEncoding,
     value_encoding: TextEncoding,
     default_key: bytes | None = None,
 ) -> InputMessage:
-    """Return the message of a line. Raises MsgspecError, ValueError."""
+    """Parse a JSON line to a message. Raises MsgspecError, ValueError."""
     if not text or text.isspace():
         raise ValueError("the line is empty")
     line = decode(text)
@@ -204,18 +208,18 @@ def to_table(rows: Sequence[InputMessage]) -> pa.Table:
     return pa.table(columns, schema=INPUT_SCHEMA)
 
 
-def _reason(error: Exception) -> str:
+def _line_error_reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text ({error.reason})"
     if isinstance(error, msgspec.ValidationError):
-        return _plain(str(error)) + _advice(str(error))
+        return _plain_type_error(str(error)) + _line_error_advice(str(error))
     if isinstance(error, msgspec.DecodeError):
         return f"not JSON ({error})"
-    return stream_failure(error)
+    return stream_error_reason(error)
 
 
-def _plain(error: str) -> str:
-    """Return an error of msgspec about the type of a value in plain words; another one as it is."""
+def _plain_type_error(error: str) -> str:
+    """Return an error of msgspec about the type of a value in plain words; any other text unchanged."""
     match = _MISMATCH.fullmatch(error)
     if match is None:
         return error
@@ -229,7 +233,7 @@ def _plain(error: str) -> str:
     )
 
 
-def _advice(error: str) -> str:
+def _line_error_advice(error: str) -> str:
     """Return advice for a line that is JSON but no message."""
     if "unknown field" in error:
         return f"; a line has {', '.join(field.name for field in msgspec.structs.fields(JsonLine))}"
@@ -250,14 +254,14 @@ class JsonLinesWriter:
         self._value_encoding = value_encoding
 
     def write(self, message: Message) -> None:
-        self._stream.write(self._encode(self._document(message)) + b"\n")
+        self._stream.write(self._encode(self._message_document(message)) + b"\n")
 
-    def _document(self, message: Message) -> dict[str, object]:
+    def _message_document(self, message: Message) -> dict[str, object]:
         document: dict[str, object] = {
             "message_id": str(message.message_id),
             "offset": message.offset,
-            "key": as_text(message.key, self._key_encoding, message, "key"),
-            "value": as_text(message.payload, self._value_encoding, message, "value"),
+            "key": field_text(message.key, self._key_encoding, message, "key"),
+            "value": field_text(message.payload, self._value_encoding, message, "value"),
             "publish_time": message.publish_time,
         }
         if message.event_time is not None:
@@ -267,7 +271,7 @@ class JsonLinesWriter:
         return document
 
 
-def as_text(data: bytes | None, encoding: TextEncoding, message: Message, field: str) -> str | None:
+def field_text(data: bytes | None, encoding: TextEncoding, message: Message, field: str) -> str | None:
     """Return a key or value as text; None stays None. Raises InvalidInput, which names `field` and message, if it is
     not UTF-8."""
     if data is None:

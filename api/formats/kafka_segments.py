@@ -2,7 +2,7 @@
 
 The segments of a partition are read in the order of their names; each record becomes a message (docs/importing.md has
 the table). The import gets what a consumer with `read_committed` gets: no control record, no aborted transaction,
-nothing from the first open transaction on. What was left out is reported after the last table.
+nothing from the first open transaction on. What is omitted is reported after the last table.
 
 A partition is all or nothing. A batch that is not whole is damage, except at the end of the newest segment: a broker
 that runs, or was killed, leaves one there. Memory: some MiB, or one batch.
@@ -46,7 +46,8 @@ _PARTITION = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)", re.ASCII | re.DOTAL
 
 @dataclass(frozen=True)
 class KafkaPartition:
-    """The segments of one partition, in order. `topic`, `number`: by their folder's name; empty and -1: no name."""
+    """The segment files of one Kafka partition, in order. `topic`, `number`: by their folder's name; empty and -1: no
+    name."""
 
     topic: str
     number: int
@@ -54,7 +55,7 @@ class KafkaPartition:
 
     @property
     def label(self) -> str:
-        """Its name for a user."""
+        """Return the partition's name for messages to the user."""
         return f"{self.topic}-{self.number}" if self.topic else self.segments[0].folder
 
 
@@ -78,7 +79,7 @@ def find_partitions(files: Sequence[InputFile]) -> list[KafkaPartition]:
             "none of the paths has a segment of Kafka",
             "name segments (20 digits and .log), or the folder that has them",
         )
-    partitions = sorted(map(_partition, by_folder.values()), key=lambda partition: partition.number)
+    partitions = sorted(map(_partition_of_files, by_folder.values()), key=lambda partition: partition.number)
     topics = sorted({partition.topic for partition in partitions})
     if len(partitions) > 1 and (len(topics) > 1 or not topics[0]):
         labels = ", ".join(sorted(partition.label for partition in partitions)[:4])
@@ -95,7 +96,7 @@ def find_partitions(files: Sequence[InputFile]) -> list[KafkaPartition]:
     return partitions
 
 
-def _partition(files: list[InputFile]) -> KafkaPartition:
+def _partition_of_files(files: list[InputFile]) -> KafkaPartition:
     segments = tuple(sorted(files, key=lambda file: file.base))
     for before, after in pairwise(segments):
         if before.base == after.base:
@@ -105,8 +106,8 @@ def _partition(files: list[InputFile]) -> KafkaPartition:
 
 
 @dataclass
-class LeftOut:
-    """The parts of a partition that an import has left out, for its report.
+class OmittedRecords:
+    """Records and bytes of a partition that an import has omitted, for its report.
 
     `open_from`: the first offset of the first open transaction, of `open_producer`; `unstable_records`: the records
     from that offset on; `torn_bytes`: at the end of the newest segment, from `torn_at` on.
@@ -121,9 +122,9 @@ class LeftOut:
 
 
 class PartitionReader:
-    """A reader of the messages of a partition, once. `producer`: the name of their producer here.
+    """A reader of the messages of one Kafka partition, for one pass. `producer`: the name of their producer here.
 
-    `left_out` is complete after the last table.
+    `omitted` is complete after the last table.
     """
 
     def __init__(self, partition: KafkaPartition, producer: str, empty_values: EmptyValues) -> None:
@@ -132,23 +133,23 @@ class PartitionReader:
         self._empty_values = empty_values
         self._next_offset = 0
         self._committed: CommittedBatches | None = None
-        self.left_out = LeftOut()
+        self.omitted = OmittedRecords()
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the messages (SOURCE_SCHEMA), in order. Raises InvalidRecord, InvalidInput, store errors."""
         for number in range(len(self._segments)):
-            with self._naming(number):
-                for records in decode_batches(self._stable_batches(number)):
-                    yield self._messages(records)
+            with self._add_segment_name_to_errors(number):
+                for records in decode_batches(self._read_committed_batches(number)):
+                    yield self._message_table(records)
         if self._committed is not None:
-            self.left_out.aborted_records = self._committed.aborted_records
+            self.omitted.aborted_records = self._committed.aborted_records
 
-    def _stable_batches(self, number: int) -> Iterator[RecordBatch]:
+    def _read_committed_batches(self, number: int) -> Iterator[RecordBatch]:
         """Yield the batches of a segment whose records a consumer with `read_committed` gets.
 
         At the first transactional batch the segments are scanned for the outcomes of transactions, from it on.
         """
-        for batch in self._batches(number, 0, verify=True):
+        for batch in self._read_batches(number, 0, verify=True):
             if batch.first_offset < self._next_offset:
                 raise InvalidRecord(
                     f"the batch at position {batch.position} begins with offset {batch.first_offset}, and batches up "
@@ -157,25 +158,27 @@ class PartitionReader:
                 )
             self._next_offset = batch.last_offset + 1
             if batch.is_transactional and self._committed is None:
-                self._committed = self._scan(number, batch.position)
-            end = self.left_out.open_from
+                self._committed = self._scan_transactions(number, batch.position)
+            end = self.omitted.open_from
             if end is not None and batch.first_offset >= end:
-                self.left_out.unstable_records += 0 if batch.is_control else max(batch.record_count, 1)
+                self.omitted.unstable_records += 0 if batch.is_control else max(batch.record_count, 1)
             elif self._committed.accepts(batch) if self._committed is not None else not batch.is_control:
                 yield batch
 
-    def _scan(self, number: int, position: int) -> CommittedBatches:
-        """Return the filter that knows the outcome of each transaction from a batch on."""
+    def _scan_transactions(self, number: int, position: int) -> CommittedBatches:
+        """Scan the segments from a batch on for the outcome of each transaction. Return the filter that accepts
+        committed batches."""
         scan = TransactionScan()
         for later in range(number, len(self._segments)):
-            with self._naming(later):
-                for batch in self._batches(later, position if later == number else 0, verify=False):
+            with self._add_segment_name_to_errors(later):
+                for batch in self._read_batches(later, position if later == number else 0, verify=False):
                     scan.add(batch)
-        self.left_out.open_from, self.left_out.open_producer = scan.last_stable_offset, scan.open_producer
+        self.omitted.open_from, self.omitted.open_producer = scan.last_stable_offset, scan.open_producer
         return CommittedBatches(scan.aborted)
 
-    def _batches(self, number: int, position: int, *, verify: bool) -> Iterator[RecordBatch]:
-        """Yield the batches of a segment from a position on. Raises InvalidRecord, but not for the newest one's end."""
+    def _read_batches(self, number: int, position: int, *, verify: bool) -> Iterator[RecordBatch]:
+        """Yield the batches of a segment from a position on. Raises InvalidRecord for damage, except at the end of the
+        newest segment."""
         segment = self._segments[number]
         while position < segment.size:
             data = segment.read(position, min(READ_BYTES, segment.size - position))
@@ -187,12 +190,13 @@ class PartitionReader:
                 yield batch
                 end = batch.end
             if end == position:
-                self._end_inside_batch(number, position)
+                self._record_torn_end(number, position)
                 return
             position = end
 
-    def _end_inside_batch(self, number: int, position: int) -> None:
-        """Record the end of the newest segment, where no whole batch is. Raises InvalidRecord in any other place."""
+    def _record_torn_end(self, number: int, position: int) -> None:
+        """Record an incomplete batch at the end of the newest segment in `omitted`. Raises InvalidRecord in any other
+        place."""
         segment = self._segments[number]
         remaining = segment.size - position
         is_reserved = is_preallocated(segment.read(position, min(PREFIX_BYTES, remaining)))
@@ -200,12 +204,12 @@ class PartitionReader:
             raise InvalidRecord(
                 f"it ends at byte {segment.size} inside the batch at position {position}", DAMAGED_REMEDY
             )
-        if is_reserved and not _is_zero(segment, position):
+        if is_reserved and not _has_only_zeros(segment, position):
             raise InvalidRecord(f"it has zeros at position {position} instead of a batch", DAMAGED_REMEDY)
-        self.left_out.torn_at, self.left_out.torn_bytes = position, remaining
+        self.omitted.torn_at, self.omitted.torn_bytes = position, remaining
 
     @contextmanager
-    def _naming(self, number: int) -> Iterator[None]:
+    def _add_segment_name_to_errors(self, number: int) -> Iterator[None]:
         """Add the segment's name to an error that has none."""
         try:
             yield
@@ -214,8 +218,9 @@ class PartitionReader:
                 raise
             raise InvalidRecord(f"{self._segments[number].name}: {error.message}", error.remedy) from error
 
-    def _messages(self, records: pa.Table) -> pa.Table:
-        """Return records as messages. Raises InvalidRecord for an empty value that is not allowed."""
+    def _message_table(self, records: pa.Table) -> pa.Table:
+        """Convert Kafka records to a table of messages (SOURCE_SCHEMA). Raises InvalidRecord for an empty value that is
+        not allowed."""
         values, keys = records.column("value"), records.column("key")
         if self._empty_values is EmptyValues.REFUSE:
             empty = pc.and_(pc.fill_null(pc.equal(pc.binary_length(values), 0), False), pc.is_valid(keys)).to_numpy()
@@ -237,7 +242,7 @@ class PartitionReader:
         return pa.table([columns[name] for name in SOURCE_SCHEMA.names], schema=SOURCE_SCHEMA)
 
 
-def _is_zero(segment: InputFile, position: int) -> bool:
+def _has_only_zeros(segment: InputFile, position: int) -> bool:
     """Return whether a segment has zeros alone from a position on."""
     while position < segment.size:
         data = segment.read(position, min(READ_BYTES, segment.size - position))

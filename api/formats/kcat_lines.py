@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from api.formats.field_values import Rows, check_empty_values
+from api.formats.field_values import RowPositions, check_empty_values
 from api.formats.input_stream import read_line_blocks
 from api.formats.inputs import InputOptions
-from api.formats.json_events import check_text, json_texts
+from api.formats.json_events import check_utf8, json_values_as_text
 from storage.errors import InvalidRecord
 from storage.kafka.header_properties import LocatedHeaders, properties_of
 from storage.log.bulk_append import SOURCE_SCHEMA
@@ -33,7 +33,7 @@ _NO_TIME = -1
 
 
 class KcatLine(msgspec.Struct, kw_only=True):
-    """A line of kcat. `headers`: names and values in turn, or lists of values by name."""
+    """A line of `kcat -J`. `headers`: names and values in turn, or lists of values by name."""
 
     topic: str
     partition: int
@@ -47,36 +47,38 @@ class KcatLine(msgspec.Struct, kw_only=True):
 
 
 def read_kcat_lines(file: str, options: InputOptions) -> Iterator[pa.Table]:
-    """Yield the records of a file as tables of SOURCE_SCHEMA. Raises as the module says."""
+    """Yield the records of a file as tables of messages (SOURCE_SCHEMA). Raises InvalidInput, InvalidRecord."""
     decode = msgspec.json.Decoder(KcatLine).decode
     for first, lines in read_line_blocks(file):
-        rows = Rows(file, "line", first)
-        check_text(rows, lines, _BINARY_REMEDY)
+        rows = RowPositions(file, "line", first)
+        check_utf8(rows, lines, _BINARY_REMEDY)
         try:
             records = [decode(line) for line in lines]
         except ValueError as failure:
-            raise _first_failure(rows, lines, decode) or failure from failure
-        yield _messages(rows, records, options)
+            raise _first_line_error(rows, lines, decode) or failure from failure
+        yield _message_table(rows, records, options)
 
 
-def _first_failure(rows: Rows, lines: Sequence[bytes], decode: object) -> InvalidRecord | None:
+def _first_line_error(rows: RowPositions, lines: Sequence[bytes], decode: object) -> InvalidRecord | None:
     for index, line in enumerate(lines):
         try:
             decode(line)  # type: ignore[operator]
         except msgspec.ValidationError as error:
-            return rows.refuse(index, f"no line of kcat -J ({error})", _REMEDY)
+            return rows.row_error(index, f"no line of kcat -J ({error})", _REMEDY)
         except msgspec.MsgspecError as error:
-            return rows.refuse(index, f"not JSON ({error})" if line.strip() else "the line is empty", _REMEDY)
+            return rows.row_error(index, f"not JSON ({error})" if line.strip() else "the line is empty", _REMEDY)
     return None
 
 
-def _messages(rows: Rows, records: Sequence[KcatLine], options: InputOptions) -> pa.Table:
+def _message_table(rows: RowPositions, records: Sequence[KcatLine], options: InputOptions) -> pa.Table:
     for index, record in enumerate(records):
         if record.key_error is not None or record.payload_error is not None:
             reason = record.key_error or record.payload_error
-            raise rows.refuse(index, f"kcat could not decode the record ({reason})", "let kcat write it without -s")
-    keys = json_texts(rows, "key", pa.array([bytes(record.key) for record in records], pa.binary()))
-    payloads = json_texts(rows, "payload", pa.array([bytes(record.payload) for record in records], pa.binary()))
+            raise rows.row_error(index, f"kcat could not decode the record ({reason})", "let kcat write it without -s")
+    keys = json_values_as_text(rows, "key", pa.array([bytes(record.key) for record in records], pa.binary()))
+    payloads = json_values_as_text(
+        rows, "payload", pa.array([bytes(record.payload) for record in records], pa.binary())
+    )
     if options.refuses_empty_values:
         check_empty_values(rows, keys, payloads)
     stamps = np.array([record.ts for record in records], np.int64)
@@ -86,19 +88,19 @@ def _messages(rows: Rows, records: Sequence[KcatLine], options: InputOptions) ->
         "payload": payloads,
         "publish_time": times,
         "event_time": times,
-        "properties": _properties(rows, records),
+        "properties": _properties_column(rows, records),
         "producer": pa.array([f"kafka:{record.topic}-{record.partition}" for record in records]),
         "sequence_id": pa.array([record.offset for record in records], pa.int64()),
     }
     return pa.table([columns[name].cast(SOURCE_SCHEMA.field(name).type) for name in SOURCE_SCHEMA.names], SOURCE_SCHEMA)
 
 
-def _properties(rows: Rows, records: Sequence[KcatLine]) -> pa.Array:
+def _properties_column(rows: RowPositions, records: Sequence[KcatLine]) -> pa.Array:
     numbers: list[int] = []
     pieces: list[bytes] = []
     absent: list[bool] = []
     for number, record in enumerate(records):
-        for name, value in _headers(rows, number, record) if record.headers else ():
+        for name, value in _header_pairs(rows, number, record) if record.headers else ():
             numbers.append(number)
             pieces += [name.encode(), b"" if value is None else value.encode()]
             absent.append(value is None)
@@ -110,12 +112,12 @@ def _properties(rows: Rows, records: Sequence[KcatLine]) -> pa.Array:
     return properties_of(pa.py_buffer(data), len(data), len(records), located)
 
 
-def _headers(rows: Rows, index: int, record: KcatLine) -> list[tuple[str, str | None]]:
+def _header_pairs(rows: RowPositions, index: int, record: KcatLine) -> list[tuple[str, str | None]]:
     if isinstance(record.headers, dict):
         return [(name, value) for name, values in record.headers.items() for value in values]
     headers = record.headers or []
     pairs = list(pairwise(headers))[::2]
     names = [name for name, _ in pairs if name is not None]
     if len(headers) % 2 or len(names) < len(pairs):
-        raise rows.refuse(index, "headers are not names and values in turn", _REMEDY)
+        raise rows.row_error(index, "headers are not names and values in turn", _REMEDY)
     return list(zip(names, (value for _, value in pairs), strict=True))

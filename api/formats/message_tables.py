@@ -41,7 +41,7 @@ def output_schema(key_encoding: TextEncoding, value_encoding: TextEncoding) -> p
     )
 
 
-def whole_messages(
+def assemble_chunked_messages(
     batches: Iterator[pa.RecordBatch], partition: int, assembler: ChunkAssembler | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches without chunks unchanged, and others with each chunked message in place of its last chunk.
@@ -71,7 +71,7 @@ def whole_messages(
 
 def output_table(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.Table:
     """Return messages as a table of `output_schema`. Raises InvalidInput for a text that is not UTF-8."""
-    created = {"message_id": message_ids(batch, partition), "value": batch.column("payload")}
+    created = {"message_id": message_id_texts(batch, partition), "value": batch.column("payload")}
     columns = []
     for field in schema:
         column = created[field.name] if field.name in created else batch.column(field.name)
@@ -85,11 +85,11 @@ def output_table(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa
     return pa.table(columns, schema=schema)
 
 
-def only_messages(batches: Iterator[pa.RecordBatch], name: str, remedy: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches of rows of the topic `name`.
+def refuse_undecodable_entries(batches: Iterator[pa.RecordBatch], name: str, remedy: str) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of the topic `name` unchanged, as long as each row is a message or a chunk.
 
-    Raises InvalidInput for an entry that is no message, which would lose its key. `remedy`: with `{next}` for the next
-    offset.
+    Raises InvalidInput for an entry that is encrypted or cannot be decoded, since it would lose its key. `remedy`: with
+    `{next}` for the next offset.
     """
     for batch in batches:
         row = pc.index(batch.column("slot"), int(RowType.WHOLE_ENTRY)).as_py()
@@ -102,8 +102,8 @@ def only_messages(batches: Iterator[pa.RecordBatch], name: str, remedy: str) -> 
         yield batch
 
 
-def message_ids(batch: pa.RecordBatch, partition: int) -> pa.Array:
-    """Return the texts of `storage.model.MessageId` of rows."""
+def message_id_texts(batch: pa.RecordBatch, partition: int) -> pa.Array:
+    """Return the message ids of rows as texts, in Pulsar's form."""
     ledger, entry, index = (batch.column(name).cast(pa.string()) for name in ("ledger_id", "entry_id", "batch_index"))
     text = pc.binary_join_element_wise(ledger, entry, str(partition), ":")
     in_batch = pc.binary_join_element_wise(text, index, ":")

@@ -20,10 +20,11 @@ STDOUT = "-"
 
 
 @contextmanager
-def whole_file(file: str) -> Iterator[str | IO[bytes]]:
-    """Yield the target to write to, the name of a file or a stream. `file` `-`: standard output."""
+def atomic_output_file(file: str) -> Iterator[str | IO[bytes]]:
+    """Yield the target of an output file that appears whole or not at all: a file name, or a stream. `file` `-`:
+    standard output. Raises InvalidInput, StorageFull."""
     try:
-        with _whole_or_not(file) as target:
+        with _replace_file_on_success(file) as target:
             yield target
     except BrokenPipeError:
         raise  # the reader of standard output has closed it, which is no error
@@ -39,7 +40,7 @@ def whole_file(file: str) -> Iterator[str | IO[bytes]]:
 
 
 @contextmanager
-def _whole_or_not(file: str) -> Iterator[str | IO[bytes]]:
+def _replace_file_on_success(file: str) -> Iterator[str | IO[bytes]]:
     """Yield the target to write to: a temporary file, which replaces `file` after a successful body.
 
     Until then `file` keeps its content. A pipe, a device and standard output (`-`) are written directly; an incomplete

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from api.formats.field_values import Rows, check_empty_values, field_list, is_bytes
+from api.formats.field_values import RowPositions, check_empty_values, field_list, is_text_or_binary
 from api.formats.inputs import EmptyValues, InputOptions
-from api.formats.message_tables import BATCH_BYTES, output_schema, output_table, whole_messages
-from api.formats.output_file import whole_file
+from api.formats.message_tables import BATCH_BYTES, assemble_chunked_messages, output_schema, output_table
+from api.formats.output_file import atomic_output_file
 from api.formats.text_encoding import TextEncoding
 from storage.errors import InvalidInput, InvalidRecord
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -39,10 +39,10 @@ def read_import_parquet(file: str, options: InputOptions) -> Iterator[pa.Table]:
     """
     first = 1
     for batch in read_parquet_batches(file, lambda schema: _check_columns(file, schema)):
-        table = _convert(file, pa.table(batch))
+        table = _input_table(file, pa.table(batch))
         if options.empty_values is EmptyValues.REFUSE:
             keys, payloads = (table.column(name).combine_chunks() for name in ("key", "payload"))
-            check_empty_values(Rows(file, "row", first), keys, payloads)
+            check_empty_values(RowPositions(file, "row", first), keys, payloads)
         first += len(table)
         yield table
 
@@ -57,15 +57,15 @@ def read_parquet_batches(file: str, check: Callable[[pa.Schema], None]) -> Itera
     try:
         with pq.ParquetFile(file, pre_buffer=False) as source:
             check(source.schema_arrow)
-            yield from source.iter_batches(_batch_rows(source.metadata), use_threads=False)
+            yield from source.iter_batches(_rows_per_batch(source.metadata), use_threads=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise InvalidRecord(
-            f"{file} cannot be read as Parquet ({_line(error)})",
+            f"{file} cannot be read as Parquet ({_first_error_line(error)})",
             "check that it is a whole Parquet file; nothing of it was kept",
         ) from error
 
 
-def _batch_rows(metadata: Any) -> int:
+def _rows_per_batch(metadata: Any) -> int:
     """Return the number of rows to read at once. It is smaller for large rows."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
@@ -90,7 +90,7 @@ def _check_columns(file: str, schema: Any) -> None:
         )
 
 
-def _convert(file: str, table: pa.Table) -> pa.Table:
+def _input_table(file: str, table: pa.Table) -> pa.Table:
     columns = []
     for field in INPUT_SCHEMA:
         source = _SOURCES[field.name]
@@ -102,17 +102,18 @@ def _convert(file: str, table: pa.Table) -> pa.Table:
             columns.append(cast_column(column, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise InvalidRecord(
-                f"{file}: column {source} is {_named(column.type)} ({_line(error)})", _REMEDY
+                f"{file}: column {source} is {_type_name(column.type)} ({_first_error_line(error)})", _REMEDY
             ) from error
     return pa.table(columns, schema=INPUT_SCHEMA)
 
 
 def cast_column(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """Return a column as one of a message. Raises ArrowInvalid, ArrowNotImplementedError, ArrowTypeError."""
+    """Cast a column to the type of a field of messages. Raises ArrowInvalid, ArrowNotImplementedError,
+    ArrowTypeError."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_binary(target) and not (is_bytes(kind) or pa.types.is_null(kind)):
+    if pa.types.is_binary(target) and not (is_text_or_binary(kind) or pa.types.is_null(kind)):
         raise pa.ArrowTypeError("not string or binary")
     if pa.types.is_timestamp(kind):
         # Finer units are truncated to milliseconds. Seconds may overflow, which must be an error.
@@ -125,11 +126,11 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
     return cast
 
 
-def _named(kind: pa.DataType) -> str:
+def _type_name(kind: pa.DataType) -> str:
     return str(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
-def _line(error: BaseException) -> str:
+def _first_error_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -148,8 +149,8 @@ def write_parquet(
     """
     schema = output_schema(key_encoding, value_encoding)
     count = 0
-    with whole_file(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-        for batch in whole_messages(batches, partition) if limit != 0 else ():
+    with atomic_output_file(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        for batch in assemble_chunked_messages(batches, partition) if limit != 0 else ():
             taken = batch if limit is None else batch.slice(0, limit - count)
             writer.write_table(output_table(taken, schema, partition))
             count += len(taken)

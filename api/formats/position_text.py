@@ -26,15 +26,15 @@ def parse_start(text: str) -> StartPosition:
     """
     if text.startswith("@"):
         return StartTime(_parse_time(text[1:]))
-    return _parse(text, "is not a start of a read", _STARTS)
+    return _parse_message_or_offset(text, "is not a start of a read", _STARTS)
 
 
 def parse_cursor_position(text: str) -> MessageId | StartOffset:
     """Return the position of a cursor: `earliest`, `latest`, a message id, or an offset. Raise InvalidMessageId."""
-    return _parse(text, "is no place in a topic", PLACES)
+    return _parse_message_or_offset(text, "is no place in a topic", PLACES)
 
 
-def _parse(text: str, problem: str, choices: str) -> MessageId | StartOffset:
+def _parse_message_or_offset(text: str, problem: str, choices: str) -> MessageId | StartOffset:
     if re.fullmatch(r"[0-9]{1,18}", text):
         return StartOffset(int(text))
     named = _NAMED.get(text)

@@ -40,7 +40,7 @@ _INDEX_SUFFIX = "-index"
 
 @dataclass(frozen=True)
 class OffloadedLedger:
-    """A ledger's data object, and what its index states."""
+    """An offloaded ledger of Pulsar: its data object, and the content of its index object."""
 
     ledger_id: int
     data: InputFile
@@ -49,37 +49,37 @@ class OffloadedLedger:
     def entries(self) -> Iterator[list[StoredEntry]]:
         """Yield all entries, in order, some at a time, with offsets from 0. Raises InvalidRecord, store errors."""
         entry_id = offset = 0
-        for entries in self._read():
+        for entries in self._read_entries():
             stored = []
             for entry in entries:
                 if entry.entry_id != entry_id:
-                    raise self._error(f"entry {entry.entry_id} follows entry {entry_id - 1}", DAMAGED_REMEDY)
-                stored.append(self._stored(entry, offset))
+                    raise self._invalid_record(f"entry {entry.entry_id} follows entry {entry_id - 1}", DAMAGED_REMEDY)
+                stored.append(self._stored_entry(entry, offset))
                 offset += stored[-1].header.messages
                 entry_id += 1
             yield stored
         if entry_id - 1 != self.index.last_entry_id:
-            raise self._error(
+            raise self._invalid_record(
                 f"it ends with entry {entry_id - 1}, and its index states that the last one is "
                 f"{self.index.last_entry_id}",
                 DAMAGED_REMEDY,
             )
 
-    def _stored(self, entry: OffloadedEntry, offset: int) -> StoredEntry:
+    def _stored_entry(self, entry: OffloadedEntry, offset: int) -> StoredEntry:
         place = f"entry {entry.entry_id}, before position {entry.end}"
         try:
             header = inspect(entry.data)
             metadata, _ = parse_metadata(entry.data, checksum_verified=True)
         except InvalidRecord as error:
-            raise self._error(f"{place}: {error.message}", DAMAGED_REMEDY) from error
+            raise self._invalid_record(f"{place}: {error.message}", DAMAGED_REMEDY) from error
         if metadata.HasField("txnid_most_bits"):
-            raise self._error(
+            raise self._invalid_record(
                 f"{place} was sent in a transaction, and whether that was committed is not in the ledger",
                 "read the topic with a consumer of Pulsar and produce its messages here",
             )
         return StoredEntry(entry.entry_id, offset, entry.data, header)
 
-    def _read(self) -> Iterator[list[OffloadedEntry]]:
+    def _read_entries(self) -> Iterator[list[OffloadedEntry]]:
         """Yield the entries of all blocks, some at a time."""
         position, data = 0, self.data
         while position < data.size:
@@ -87,7 +87,7 @@ class OffloadedLedger:
             try:
                 block = read_block_header(header, position, data.size)
             except InvalidRecord as error:
-                raise self._error(error.message, error.remedy) from error
+                raise self._invalid_record(error.message, error.remedy) from error
             at = block.position
             while at < block.end:
                 piece = data.read(at, min(READ_BYTES, block.end - at))
@@ -95,7 +95,7 @@ class OffloadedLedger:
                 if size is None:
                     break
                 if size > block.end - at:
-                    raise self._error(
+                    raise self._invalid_record(
                         f"the entry at position {at} claims {size} bytes, and its block ends at {block.end}",
                         DAMAGED_REMEDY,
                     )
@@ -106,7 +106,7 @@ class OffloadedLedger:
                 yield entries
             position = block.end
 
-    def _error(self, message: str, remedy: str) -> InvalidRecord:
+    def _invalid_record(self, message: str, remedy: str) -> InvalidRecord:
         return InvalidRecord(f"{self.data.name}: {message}", remedy)
 
 
@@ -121,7 +121,7 @@ def find_ledgers(files: Sequence[InputFile]) -> list[OffloadedLedger]:
     for file in files:
         match = _DATA.fullmatch(file.base)
         if match is not None:
-            ledgers.append(_ledger(int(match["ledger"]), file, by_name.get(file.name + _INDEX_SUFFIX)))
+            ledgers.append(_offloaded_ledger(int(match["ledger"]), file, by_name.get(file.name + _INDEX_SUFFIX)))
         elif file.is_named and not file.base.endswith(_INDEX_SUFFIX):
             raise InvalidInput(
                 f"{file.name} is no ledger that Pulsar has offloaded",
@@ -148,7 +148,7 @@ def find_ledgers(files: Sequence[InputFile]) -> list[OffloadedLedger]:
     return ledgers
 
 
-def _ledger(ledger_id: int, data: InputFile, index: InputFile | None) -> OffloadedLedger:
+def _offloaded_ledger(ledger_id: int, data: InputFile, index: InputFile | None) -> OffloadedLedger:
     if index is None:
         raise InvalidInput(
             f"{data.name} has no index object beside it among the paths", f"name {data.base}{_INDEX_SUFFIX}, too"

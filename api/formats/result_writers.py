@@ -32,36 +32,36 @@ _CSV_ROWS = 10_000
 
 @dataclass(frozen=True)
 class ResultRows:
-    """The rows of a query. `schema`: of the batches, with JSON marked (`json_field`)."""
+    """The rows of a query. `schema`: of the batches, with JSON marked (`mark_as_json`)."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
 
 
-def json_field(field: pa.Field) -> pa.Field:
-    """Return a field of texts as one of JSON."""
+def mark_as_json(field: pa.Field) -> pa.Field:
+    """Return an Arrow field of texts marked as JSON."""
     return field.with_metadata(_JSON)
 
 
 def write_json_lines(stream: IO[bytes], result: ResultRows) -> int:
     """Write each row as a JSON object, and return their number. Raises InvalidInput for two columns of one name."""
-    check_names(result.schema)
+    check_unique_names(result.schema)
     encoder = msgspec.json.Encoder(enc_hook=str)
     count = 0
-    for row in python_rows(result):
+    for row in json_compatible_rows(result):
         stream.write(encoder.encode(dict(zip(result.schema.names, row, strict=True))) + b"\n")
         count += 1
     return count
 
 
 def write_csv(stream: IO[bytes], result: ResultRows, display: Callable[[str], str] = str) -> int:
-    """Write a line of names and one for each row; return the number of rows.
+    """Write a header line and a line for each row as CSV; return the number of rows.
 
-    `display`: returns a text as it is shown.
+    `display`: returns a text in the form to write, for instance escaped.
     """
     schema = pa.schema([(name, pa.string()) for name in result.schema.names])
     count = 0
-    rows = python_rows(result)
+    rows = json_compatible_rows(result)
     with pyarrow.csv.CSVWriter(stream, schema) as writer:
         while some := list(islice(rows, _CSV_ROWS)):
             texts = [[None if text is None else display(text) for text in map(cell_text, row)] for row in some]
@@ -73,7 +73,7 @@ def write_csv(stream: IO[bytes], result: ResultRows, display: Callable[[str], st
 
 def write_parquet_rows(target: str | IO[bytes], result: ResultRows) -> int:
     """Write rows as Parquet, and return their number. Raises InvalidInput for two columns of one name."""
-    check_names(result.schema)
+    check_unique_names(result.schema)
     count = 0
     with pq.ParquetWriter(target, result.schema, compression="zstd") as writer:
         for batch in result.batches:
@@ -82,22 +82,24 @@ def write_parquet_rows(target: str | IO[bytes], result: ResultRows) -> int:
     return count
 
 
-def check_names(schema: pa.Schema) -> None:
+def check_unique_names(schema: pa.Schema) -> None:
     """Raise InvalidInput if two columns have one name."""
     twice = [name for name, times in Counter(schema.names).items() if times > 1]
     if twice:
         raise InvalidInput(f"the result has more than one column {twice[0]}", "name them apart, with AS")
 
 
-def python_rows(result: ResultRows) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of values that JSON has, and values whose `str` is their text."""
+def json_compatible_rows(result: ResultRows) -> Iterator[tuple[Any, ...]]:
+    """Yield each row as a tuple of Python values that can be encoded as JSON."""
     for batch in result.batches:
-        columns = [_values(column, field) for column, field in zip(batch.columns, result.schema, strict=True)]
+        columns = [
+            _json_compatible_values(column, field) for column, field in zip(batch.columns, result.schema, strict=True)
+        ]
         yield from zip(*columns, strict=True)
 
 
 def cell_text(value: Any) -> str | None:
-    """Return a value of `python_rows` as text; None is null."""
+    """Return a value of `json_compatible_rows` as the text of a cell; None: null."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, msgspec.Raw):
@@ -107,7 +109,7 @@ def cell_text(value: Any) -> str | None:
     return str(value)
 
 
-def _values(column: pa.Array, field: pa.Field) -> list[Any]:
+def _json_compatible_values(column: pa.Array, field: pa.Field) -> list[Any]:
     try:
         values = column.to_pylist(maps_as_pydicts="lossy")
     except (ValueError, OverflowError) as error:
@@ -115,10 +117,10 @@ def _values(column: pa.Array, field: pa.Field) -> list[Any]:
             f"the column {field.name} has a time that is in no calendar ({error})",
             "write it as Parquet, or select epoch_ms of it",
         ) from error
-    return [_plain(value, field) for value in values]
+    return [_json_compatible_value(value, field) for value in values]
 
 
-def _plain(value: Any, field: pa.Field) -> Any:
+def _json_compatible_value(value: Any, field: pa.Field) -> Any:
     kind = field.type
     match value:
         case str() if field.metadata == _JSON:
@@ -126,20 +128,20 @@ def _plain(value: Any, field: pa.Field) -> Any:
         case None | str() | bool() | int():
             return value
         case Decimal():
-            return _whole_number(value) if value.as_tuple().exponent == 0 else str(value)
+            return _integer_as_json(value) if value.as_tuple().exponent == 0 else str(value)
         case bytes():
             return base64.b64encode(value).decode()
         case float():
             return value if math.isfinite(value) else None
         case dict() if pa.types.is_struct(kind):
-            return {name: _plain(inner, kind.field(name)) for name, inner in value.items()}
+            return {name: _json_compatible_value(inner, kind.field(name)) for name, inner in value.items()}
         case dict():
-            return {str(name): _plain(inner, kind.item_field) for name, inner in value.items()}
+            return {str(name): _json_compatible_value(inner, kind.item_field) for name, inner in value.items()}
         case list():
-            return [_plain(item, kind.value_field) for item in value]
+            return [_json_compatible_value(item, kind.value_field) for item in value]
     return str(value)
 
 
-def _whole_number(value: Decimal) -> Any:
+def _integer_as_json(value: Decimal) -> Any:
     number = int(value)
     return number if -(2**63) <= number < 2**63 else msgspec.Raw(str(number).encode())

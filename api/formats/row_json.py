@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.formats.field_values import as_text, is_bytes
+from api.formats.field_values import is_text_or_binary, text_bytes
 from storage.errors import InvalidRecord
 
 
@@ -21,7 +21,9 @@ def json_rows(file: str, table: pa.Table) -> pa.Array:
 
     Raises InvalidRecord, which names the file and the column.
     """
-    columns = {name: _plain(file, name, table.column(name).combine_chunks()) for name in table.column_names}
+    columns = {
+        name: _json_compatible_column(file, name, table.column(name).combine_chunks()) for name in table.column_names
+    }
     frame = pl.DataFrame(pl.from_arrow(pa.table(columns)))
     texts = frame.select(pl.struct(pl.all()).struct.json_encode()).to_series()
     return texts.to_arrow().cast(pa.binary())
@@ -29,18 +31,18 @@ def json_rows(file: str, table: pa.Table) -> pa.Array:
 
 def json_values(file: str, name: str, column: pa.Array) -> pa.Array:
     """Return each value of a column as the bytes of its JSON; null stays null. Raises as `json_rows`."""
-    frame = pl.DataFrame(pl.from_arrow(pa.table({"v": _plain(file, name, column)})))
+    frame = pl.DataFrame(pl.from_arrow(pa.table({"v": _json_compatible_column(file, name, column)})))
     objects = frame.select(pl.struct(pl.all()).struct.json_encode()).to_series().to_arrow().cast(pa.binary())
     texts = pc.binary_slice(objects, len('{"v":'), -1)
     return pc.if_else(pc.is_null(column), pa.scalar(None, pa.binary()), texts)
 
 
-def _plain(file: str, name: str, column: pa.Array) -> pa.Array:
-    """Return a column with types that JSON has, and texts instead of others."""
+def _json_compatible_column(file: str, name: str, column: pa.Array) -> pa.Array:
+    """Convert a column to types that JSON has; other values become texts. Raises InvalidRecord."""
     kind = column.type
     try:
         if not pa.types.is_nested(kind):
-            return column if _is_json(kind) else as_text(column).cast(pa.string())
+            return column if _is_json_scalar(kind) else text_bytes(column).cast(pa.string())
         return column.cast(_json_type(kind, with_zones=True)).cast(_json_type(kind, with_zones=False))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "no JSON"
@@ -50,7 +52,7 @@ def _plain(file: str, name: str, column: pa.Array) -> pa.Array:
         ) from error
 
 
-def _is_json(kind: pa.DataType) -> bool:
+def _is_json_scalar(kind: pa.DataType) -> bool:
     tests = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_null, pa.types.is_string, pa.types.is_large_string)
     return any(test(kind) for test in tests) or kind in (pa.float32(), pa.float64())
 
@@ -67,6 +69,6 @@ def _json_type(kind: pa.DataType, *, with_zones: bool) -> pa.DataType:
         return _json_type(kind.value_type, with_zones=with_zones)
     if with_zones and pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
-    if with_zones and not is_bytes(kind):
+    if with_zones and not is_text_or_binary(kind):
         return kind
-    return kind if _is_json(kind) else pa.string()
+    return kind if _is_json_scalar(kind) else pa.string()

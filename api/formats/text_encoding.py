@@ -27,7 +27,7 @@ def to_bytes(text: str, encoding: TextEncoding) -> bytes:
 
 
 def parse_key(text: str, encoding: TextEncoding) -> bytes:
-    """Return the bytes of a key that a user typed. Raises InvalidInput."""
+    """Decode a key that a user typed to bytes. Raises InvalidInput."""
     try:
         return to_bytes(text, encoding)
     except ValueError as error:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.formats.field_values import Rows, as_text, field_list, messages, times
+from api.formats.field_values import RowPositions, field_list, message_table, parse_times, text_bytes
 from api.formats.inputs import InputOptions
 from api.formats.parquet import read_parquet_batches
 from api.formats.row_json import json_rows, json_values
@@ -22,16 +22,21 @@ from storage.errors import InvalidRecord
 
 
 def read_typed_parquet(file: str, options: InputOptions) -> Iterator[pa.Table]:
-    """Yield the rows of a file as tables of INPUT_SCHEMA. Raises as the module says."""
+    """Yield the rows of a Parquet file as tables of messages (INPUT_SCHEMA). Raises InvalidInput, InvalidRecord."""
     assert options.key_field is not None
     first = 1
     for batch in read_parquet_batches(file, lambda schema: _check_columns(file, schema, options)):
-        rows, table = Rows(file, "row", first), pa.table(batch)
-        keys = _key(rows, table, options.key_field)
+        rows, table = RowPositions(file, "row", first), pa.table(batch)
+        keys = _key_column(rows, table, options.key_field)
         time = options.timestamp_field
-        event_times = None if time is None else times(rows, _column(table, time), time)
-        yield messages(
-            rows, keys, _values(file, table, options), event_times, options.refuses_empty_values, options.key_field
+        event_times = None if time is None else parse_times(rows, _require_column(table, time), time)
+        yield message_table(
+            rows,
+            keys,
+            _value_column(file, table, options),
+            event_times,
+            options.refuses_empty_values,
+            options.key_field,
         )
         first += len(table)
 
@@ -43,16 +48,16 @@ def _check_columns(file: str, schema: pa.Schema, options: InputOptions) -> None:
         ("--value-field", options.value_field),
         ("--timestamp-field", options.timestamp_field),
     ):
-        if name is not None and _member(schema.empty_table(), name) is None:
+        if name is not None and _find_column(schema.empty_table(), name) is None:
             raise InvalidRecord(
                 f"{file} has no column {name}; it has {field_list(schema.names)}", f"name another one with {option}"
             )
 
 
-def _key(rows: Rows, table: pa.Table, name: str) -> pa.Array:
-    column = _column(table, name)
+def _key_column(rows: RowPositions, table: pa.Table, name: str) -> pa.Array:
+    column = _require_column(table, name)
     try:
-        return as_text(column)
+        return text_bytes(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidRecord(
             f"{rows.file}: column {name} is {column.type}, which is no key",
@@ -60,22 +65,22 @@ def _key(rows: Rows, table: pa.Table, name: str) -> pa.Array:
         ) from error
 
 
-def _values(file: str, table: pa.Table, options: InputOptions) -> pa.Array:
+def _value_column(file: str, table: pa.Table, options: InputOptions) -> pa.Array:
     if options.value_field is None:
         return json_rows(file, table)
-    column = _column(table, options.value_field)
+    column = _require_column(table, options.value_field)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    return json_values(file, options.value_field, column) if pa.types.is_nested(kind) else as_text(column)
+    return json_values(file, options.value_field, column) if pa.types.is_nested(kind) else text_bytes(column)
 
 
-def _column(table: pa.Table, name: str) -> pa.Array:
-    column = _member(table, name)
+def _require_column(table: pa.Table, name: str) -> pa.Array:
+    column = _find_column(table, name)
     assert column is not None
     return column.combine_chunks()
 
 
-def _member(table: pa.Table, name: str) -> pa.ChunkedArray | None:
-    """Return a column, or a member of a struct; None: there is none."""
+def _find_column(table: pa.Table, name: str) -> pa.ChunkedArray | None:
+    """Return a column, or a member of a column of structs by a dotted name; None: there is none."""
     if name in table.column_names:
         return table.column(name)
     column, _, rest = name.partition(".")

@@ -34,7 +34,7 @@ _PROBLEMS: Mapping[str, str] = {
 """Problems of a value whose kind does not matter, by pydantic's type of the error."""
 
 
-def problem(error: Mapping[str, Any]) -> str:
+def problem_text(error: Mapping[str, Any]) -> str:
     """Return what is wrong with a value, as a verb for its name: "must be at least 1, not 0". `error`: an error of
     pydantic.
 
@@ -42,24 +42,24 @@ def problem(error: Mapping[str, Any]) -> str:
     """
     kind, context = error["type"], error.get("ctx", {})
     if kind in _EXPECTED:
-        return f"must be {_EXPECTED[kind].format(**context)}, not {_shown(error['input'])}"
+        return f"must be {_EXPECTED[kind].format(**context)}, not {_value_excerpt(error['input'])}"
     return _PROBLEMS.get(kind, "").format(**context)
 
 
-def sentence(place: str, error: Mapping[str, Any]) -> str:
-    """Return an error of pydantic with the place of its value."""
-    text = problem(error)
+def problem_sentence(place: str, error: Mapping[str, Any]) -> str:
+    """Return an error of pydantic as a sentence that begins with the place of the value."""
+    text = problem_text(error)
     return f"{place} {text}" if text else f"{place}: {error['msg'].removeprefix('Value error, ')}"
 
 
-def json_problem(error: ValueError) -> str:
+def json_problem_text(error: ValueError) -> str:
     """Return what is wrong with a text that Python's parser of JSON refuses: "is not JSON from line 1, column 6 on"."""
     if isinstance(error, json.JSONDecodeError):
         return f"is not JSON from line {error.lineno}, column {error.colno} on"
     return "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "has a number of too many digits"
 
 
-def _shown(value: Any) -> str:
+def _value_excerpt(value: Any) -> str:
     """Return a value as an error repeats it: a text or scalar, shortened, or the kind of a larger value."""
     if isinstance(value, dict):
         return "an object"

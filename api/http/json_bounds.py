@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from api.formats.validation_text import json_problem
+from api.formats.validation_text import json_problem_text
 
 DEPTH = 64
 """The number of arrays and objects within each other."""
@@ -70,7 +70,7 @@ def parse_bounded_json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise JsonError(f"it {json_problem(error)}") from error
+        raise JsonError(f"it {json_problem_text(error)}") from error
 
 
 def _without_escapes(text: bytes) -> Iterator[bytes]:

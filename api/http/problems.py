@@ -23,7 +23,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.broker import pulsar_policies, refusals as broker_refusals
-from api.formats.validation_text import sentence
+from api.formats.validation_text import problem_sentence
 from api.observability.error_text import (
     ADMIN,
     ADMIN_WORDING,
@@ -323,7 +323,7 @@ def validation_summary(error: RequestValidationError | ValidationError, *, is_pa
     places = (".".join(str(part)[:_EXCERPT] for part in item["loc"]) for item in reported)
     if is_page:
         places = (re.sub(r"^query\.", "the ", place) for place in places)
-    return "; ".join(sentence(place or "the body", item) for place, item in zip(places, reported, strict=True))
+    return "; ".join(problem_sentence(place or "the body", item) for place, item in zip(places, reported, strict=True))
 
 
 async def _disconnected(_: Request, error: Exception) -> Response:

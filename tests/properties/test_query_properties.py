@@ -26,7 +26,7 @@ Rows = list[tuple[int, bytes | None, bytes | None]]
 def queried(topic: Topic, *sql: str, raw: bool = False) -> list[Rows]:
     """The rows of each of some queries."""
     with open_query([topic], "t", BYTES, QueryLimits(64 << 20), raw=raw) as query:
-        results = [[row for batch in query.rows(each).batches for row in batch.to_pylist()] for each in sql]
+        results = [[row for batch in query.execute(each).batches for row in batch.to_pylist()] for each in sql]
     return [[tuple(row.values()) for row in rows] for rows in results]  # type: ignore[misc]
 
 

@@ -38,7 +38,7 @@ CLIENT_CONF = {
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """A service and how to call it.
+    """Connection settings of `compactor-admin`: a service's URL, a token, trusted authorities and a time limit.
 
     `url`: without a slash at its end. `ca_cert`: the authorities to trust instead of the system's. `timeout`: seconds
     that an answer may take.
@@ -53,31 +53,31 @@ class ClientConfig:
 def load_client_config(
     flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]
 ) -> ClientConfig:
-    """Return the service that flags, environment or file name, with token and timeout. Raises Misconfigured.
+    """Return the connection settings by flags, then environment, then file, then defaults. Raises Misconfigured.
 
     `flags`: values by the names of `VARIABLES`; None: not given. `config`: the path of the file; None: the file that
     COMPACTOR_ADMIN_CONFIG names, or else the default file, which need not exist.
     """
     variables = {name: environment.get(variable) for name, variable in VARIABLES.items()}
-    places = [_non_empty(flags), _non_empty(variables), _read(config, environment)]
+    places = [_drop_empty_values(flags), _drop_empty_values(variables), _read_config_file(config, environment)]
     # A token or token file of a nearer place hides both of the places after it.
     tokens = next((place for place in places if {"token", "token-file"} & place.keys()), {})
     merged = {name: next((place[name] for place in places if name in place), None) for name in VARIABLES}
     return ClientConfig(
-        _url(merged["admin-url"] or DEFAULT_URL),
-        _token(tokens.get("token"), tokens.get("token-file")),
+        _parse_url(merged["admin-url"] or DEFAULT_URL),
+        _resolve_token(tokens.get("token"), tokens.get("token-file")),
         Path(merged["ca-cert"]).expanduser() if merged["ca-cert"] else None,
-        _timeout(merged["timeout"]),
+        _parse_timeout(merged["timeout"]),
     )
 
 
-def _non_empty(place: Mapping[str, str | None]) -> dict[str, str]:
+def _drop_empty_values(place: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in place.items() if value}
 
 
-def _text_of(file: Path | str, kind: str, encoding: str, advice: str) -> str | None:
-    """Return the text of a file; None: it does not exist. `kind`: the file in errors; `advice`: against another
-    encoding. Raises Misconfigured."""
+def _read_text_if_exists(file: Path | str, kind: str, encoding: str, advice: str) -> str | None:
+    """Return the text of a file; None if it does not exist. `kind`: the noun for the file in errors; `advice`: the
+    remedy for a wrong encoding. Raises Misconfigured."""
     try:
         return Path(file).expanduser().read_text(encoding)
     except FileNotFoundError:
@@ -90,20 +90,20 @@ def _text_of(file: Path | str, kind: str, encoding: str, advice: str) -> str | N
         raise Misconfigured(f"the {kind} {file} is not {encoding} text", advice) from error
 
 
-def _read(config: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the file; the default file need not exist. Raises Misconfigured."""
+def _read_config_file(config: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of the configuration file; empty if the default file does not exist. Raises Misconfigured."""
     name = config or environment.get(CONFIG_VARIABLE)
     folder = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", "~"), ".config")
     file = Path(name or os.path.join(folder, "compactor", "admin.toml")).expanduser()
-    text = _text_of(file, "configuration file", "UTF-8", "correct the file")
+    text = _read_text_if_exists(file, "configuration file", "UTF-8", "correct the file")
     if text is None:
         if name is None:
             return {}
         raise Misconfigured(f"the configuration file {file} does not exist", "name another with --config")
-    return _client_conf(text) if file.suffix == ".conf" else _toml(file, text)
+    return _parse_client_conf(text) if file.suffix == ".conf" else _parse_toml(file, text)
 
 
-def _toml(file: Path, text: str) -> dict[str, str]:
+def _parse_toml(file: Path, text: str) -> dict[str, str]:
     import tomllib
 
     try:
@@ -118,7 +118,7 @@ def _toml(file: Path, text: str) -> dict[str, str]:
     return {key: str(value) for key, value in content.items() if value != ""}
 
 
-def _client_conf(text: str) -> dict[str, str]:
+def _parse_client_conf(text: str) -> dict[str, str]:
     """Return the settings of a Java properties file, as far as Pulsar's client.conf uses the format."""
     settings = {}
     for line in map(str.strip, text.splitlines()):
@@ -138,7 +138,7 @@ def _client_conf(text: str) -> dict[str, str]:
     return settings
 
 
-def _url(text: str) -> str:
+def _parse_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -149,11 +149,11 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _token(token: str | None, file: str | None) -> str | None:
+def _resolve_token(token: str | None, file: str | None) -> str | None:
     if token and file:
         raise Misconfigured("both a token and a token file are given", "leave one of them out")
     if file:
-        token = _text_of(file, "token file", "ASCII", "name another with --token-file")
+        token = _read_text_if_exists(file, "token file", "ASCII", "name another with --token-file")
         if token is None:
             raise Misconfigured(f"the token file {file} does not exist", "name another with --token-file")
     token = (token or "").strip()
@@ -162,7 +162,7 @@ def _token(token: str | None, file: str | None) -> str | None:
     return token or None
 
 
-def _timeout(text: str | None) -> float:
+def _parse_timeout(text: str | None) -> float:
     try:
         seconds = float(text or DEFAULT_TIMEOUT)
     except ValueError:

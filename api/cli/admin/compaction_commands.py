@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 
 from api.broker.pulsar_policies import RETENTION, THRESHOLD
-from api.cli.admin.requests import NAMESPACE, TOPIC, Command, RequestOption, delete, flag, get, option, post, request
+from api.cli.admin.requests import (
+    NAMESPACE,
+    TOPIC,
+    Command,
+    RequestOption,
+    delete,
+    flag,
+    get,
+    option,
+    post,
+    request_command,
+)
 from api.cli.admin.run_watch import follow_requests, newest_run_numbers
 from api.cli.admin.session import session_of, topic_path
 from api.cli.kit.exit_codes import RUN_FAILED
@@ -43,8 +54,10 @@ _SIZE_REMEDY = (
 )
 
 
-def _whole(name: str, parse: Callable[[str, str], int], unit: int, units: str, remedy: str, text: str) -> int:
-    """Return a limit of a retention as a whole number of units; -1: no limit. Raises InvalidInput with the remedy."""
+def _parse_retention_limit(
+    name: str, parse: Callable[[str, str], int], unit: int, units: str, remedy: str, text: str
+) -> int:
+    """Parse a retention limit to a whole number of units; -1: no limit. Raises InvalidInput with `remedy`."""
     if text == "-1":
         return -1
     try:
@@ -70,7 +83,7 @@ _RETENTION_TIME = option(
     "-t",
     "--time",
     metavar="TIME",
-    parse=partial(_whole, "--time", parse_duration, _MINUTE_MS, "minutes", _TIME_REMEDY),
+    parse=partial(_parse_retention_limit, "--time", parse_duration, _MINUTE_MS, "minutes", _TIME_REMEDY),
     help="Whole minutes: 100m, 3h, 2d, 5w; a bare number is seconds. 0: none, -1: forever.",
     field="retentionTimeInMinutes",
 )
@@ -79,13 +92,13 @@ _RETENTION_SIZE = option(
     "-s",
     "--size",
     metavar="BYTES",
-    parse=partial(_whole, "--size", parse_bytes, _MIB, "megabytes", _SIZE_REMEDY),
+    parse=partial(_parse_retention_limit, "--size", parse_bytes, _MIB, "megabytes", _SIZE_REMEDY),
     help="Whole megabytes: 10M, 16G, 3T; a bare number is bytes. 0: none, -1: any number.",
     field="retentionSizeInMB",
 )
 
 
-def compact(
+def request_compaction(
     context: typer.Context,
     topic: TypedTopic,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the request until its run has ended.")] = False,
@@ -103,7 +116,7 @@ def compact(
         follow_requests(admin, before)
 
 
-def compaction_status(
+def show_compaction_status(
     context: typer.Context,
     topic: TypedTopic,
     wait_complete: Annotated[bool, typer.Option("-w", "--wait-complete", help="Wait until none is running.")] = False,
@@ -124,17 +137,17 @@ def compaction_status(
         raise typer.Exit(RUN_FAILED)
 
 
-def _limits(
+def _threshold_and_retention_commands(
     path: str, scope: PolicyOrigin, above: str, due: str, retained: str, applied: Mapping[str, RequestOption]
 ) -> Mapping[str, Command]:
-    """Return the commands for threshold and retention of a scope.
+    """Return the commands that set, show and remove compaction threshold and retention of a scope, by name.
 
     `above`: the scope whose values apply without them; `due`, `retained`: help texts.
     """
     name, endpoints = f"{{{scope}}}", THRESHOLD.endpoints[scope]
     threshold, retention = f"{path}/{endpoints.path}", f"{path}/{RETENTION.endpoints[scope].path}"
     return {
-        "set-compaction-threshold": request(
+        "set-compaction-threshold": request_command(
             endpoints.verb,
             threshold,
             f"Set the threshold that makes {due} due.",
@@ -165,9 +178,9 @@ def _limits(
 
 
 OF_TOPICS: Mapping[str, Command] = {
-    "compact": compact,
-    "compaction-status": compaction_status,
-    **_limits(
+    "compact": request_compaction,
+    "compaction-status": show_compaction_status,
+    **_threshold_and_retention_commands(
         TOPIC,
         PolicyOrigin.TOPIC,
         "namespace",
@@ -176,7 +189,7 @@ OF_TOPICS: Mapping[str, Command] = {
         {"applied": _APPLIED},
     ),
 }
-OF_NAMESPACES = _limits(
+OF_NAMESPACES = _threshold_and_retention_commands(
     NAMESPACE,
     PolicyOrigin.NAMESPACE,
     "broker",

@@ -9,7 +9,7 @@ import typer
 
 from api.cli.admin.requests import TOPIC, Command, delete, get, option, post
 from api.cli.admin.run_watch import follow_run, show_ended_runs, watch_topic
-from api.cli.admin.session import path_of, session_of, topic_path
+from api.cli.admin.session import expand_path, session_of, topic_path
 from api.cli.kit.reports import show_run, show_runs
 from api.cli.kit.shared_arguments import TOPIC_HELP, OnlyTopic, Run, StateName
 from storage.errors import InvalidInput
@@ -34,7 +34,7 @@ def list_runs(
 def show_one_run(context: typer.Context, run: Run) -> None:
     """Show a run: its progress, policies and statistics, and the reason if it failed."""
     admin = session_of(context)
-    show_run(admin.service.get(path_of(_RUN, run=run)), admin.output)
+    show_run(admin.service.get(expand_path(_RUN, run=run)), admin.output)
 
 
 def watch_run(
@@ -60,7 +60,7 @@ def watch_run(
         show_ended_runs(admin, [follow_run(admin, run)], as_one_object=True)
 
 
-def scheduler(context: typer.Context) -> None:
+def show_scheduler(context: typer.Context) -> None:
     """Show the leader, the waiting requests, the active runs, and the topics that fail or are paused."""
     admin = session_of(context)
     answer = admin.service.get(f"{_COMPACTIONS}/scheduler")
@@ -80,8 +80,9 @@ def scheduler(context: typer.Context) -> None:
             admin.show(answer[name], columns)
 
 
-def _control(verb: str, result: str, help_text: str) -> Command:
-    """Return a command that changes the state of a topic's compaction: paused, resumed or aborted."""
+def _compaction_control_command(verb: str, result: str, help_text: str) -> Command:
+    """Return a command that pauses, resumes or aborts a topic's compaction. `verb`: the end of its REST path; `result`:
+    the participle in its report."""
     path, report = f"{TOPIC}/compaction/{verb}", f"compaction of {{topic}} {result}"
     return post(path, help_text, report, columns=_CONTROL_COLUMNS)
 
@@ -98,11 +99,11 @@ COMMANDS: Mapping[str, Command] = {
         "run {run} cancelled",
         {"reason": option(str, metavar="TEXT", help="Kept with the run.", default="cancelled by hand", query="reason")},
     ),
-    "pause": _control(
+    "pause": _compaction_control_command(
         "pause", "paused", "Stop the run of a topic, and start none until it is resumed as many times as it was paused."
     ),
-    "resume": _control("resume", "resumed", "Undo one pause of a topic."),
-    "abort": _control(
+    "resume": _compaction_control_command("resume", "resumed", "Undo one pause of a topic."),
+    "abort": _compaction_control_command(
         "abort", "aborted", "Stop the run of a topic, and drop its request; later requests are executed as before."
     ),
     "control": get(
@@ -110,5 +111,5 @@ COMMANDS: Mapping[str, Command] = {
         "Show whether a compaction of a topic is requested, paused or failing.",
         columns=_CONTROL_COLUMNS,
     ),
-    "scheduler": scheduler,
+    "scheduler": show_scheduler,
 }

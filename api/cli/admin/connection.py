@@ -33,7 +33,7 @@ class ServerSideError(CompactorError):
 
 
 class Connection:
-    """A client of one service. `transport`: for a test with the application in its own process."""
+    """An HTTP client of one service. `transport`: replaces the network in tests."""
 
     def __init__(self, target: ClientConfig, transport: httpx.BaseTransport | None = None) -> None:
         self._url = target.url
@@ -41,7 +41,11 @@ class Connection:
         if target.token:
             headers["Authorization"] = f"Bearer {target.token}"
         self._client = httpx.Client(
-            timeout=target.timeout, headers=headers, transport=transport, verify=_trusted(target), follow_redirects=True
+            timeout=target.timeout,
+            headers=headers,
+            transport=transport,
+            verify=_tls_trust(target),
+            follow_redirects=True,
         )
 
     def close(self) -> None:
@@ -71,7 +75,7 @@ class Connection:
     def send(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None, **headers: str
     ) -> httpx.Response:
-        """Send a request and return its successful answer; another one is raised as an error kind.
+        """Send a request and return the response if it is successful. Raises CompactorError for any other response.
 
         None in `query` and as `body` is omitted. `headers`: their names, with underscores for hyphens.
         """
@@ -90,16 +94,16 @@ class Connection:
         unlimited_read: bool = False,
         **headers: str,
     ) -> Iterator[httpx.Response]:
-        """Send a request and open its successful answer, which is read piece by piece; another one is raised as an
-        error kind.
+        """Send a request and yield the response, whose content is read in pieces. Raises CompactorError unless it is
+        successful.
 
-        None in `query` is omitted. `content`: the body in pieces; `body`: the body as JSON. `unlimited_read`: without
-        a limit on the time between two pieces of the answer. `headers`: their names, with underscores for hyphens.
+        None in `query` is omitted. `content`: the body in pieces; `body`: the body as JSON. `unlimited_read`: without a
+        limit on the time between two pieces of the answer. `headers`: their names, with underscores for hyphens.
         """
         url = f"{self._url}{path}"
-        parameters = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+        parameters = {name: _query_value_text(value) for name, value in (query or {}).items() if value is not None}
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
-        with self._failures():
+        with self._convert_transport_errors():
             request = self._client.build_request(
                 method, url, params=parameters, headers=fields, content=content, json=body
             )
@@ -109,14 +113,14 @@ class Connection:
             try:
                 if not answer.is_success:
                     answer.read()
-                _check(answer)
+                _raise_for_status(answer)
                 yield answer
             finally:
                 answer.close()
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Convert errors below HTTP to error kinds of this project."""
+    def _convert_transport_errors(self) -> Iterator[None]:
+        """Convert errors of the transport (TCP, TLS, broken HTTP) to Misconfigured or Unavailable."""
         try:
             yield
         except httpx.ConnectError as error:
@@ -157,8 +161,9 @@ class Connection:
             raise Misconfigured(f"{self._url!r} is not the URL of a service ({error})", "check --admin-url") from error
 
 
-def _trusted(target: ClientConfig) -> Any:
-    """Return the `verify` argument for httpx: the system's authorities, or those of `ca_cert`. Raises Misconfigured."""
+def _tls_trust(target: ClientConfig) -> Any:
+    """Return the `verify` argument for httpx: True for the system's authorities, or a context with those of `ca_cert`.
+    Raises Misconfigured."""
     if target.ca_cert is None:
         return True
     import ssl
@@ -175,11 +180,11 @@ def _trusted(target: ClientConfig) -> Any:
         ) from error
 
 
-def _check(answer: httpx.Response) -> None:
-    """Raise the error of a refusal."""
+def _raise_for_status(answer: httpx.Response) -> None:
+    """Raise the CompactorError for a response's status and reason; return if the response is successful."""
     if answer.is_success:
         return
-    status, stated = answer.status_code, _reason(answer)
+    status, stated = answer.status_code, _refusal_reason(answer)
     reason = stated or f"{answer.request.method} {answer.request.url.path} was answered with status {status}"
     if not stated and (status < 500 or status == 501):
         server, service = answer.headers.get("server", ""), answer.request.url.copy_with(raw_path=b"")
@@ -223,7 +228,7 @@ def _speaks_tls(url: str) -> bool:
         return False
 
 
-def _reason(answer: httpx.Response) -> str:
+def _refusal_reason(answer: httpx.Response) -> str:
     """Return the reason that a refusal states, in one line; empty if it has none in the service's form."""
     reason: object = None
     try:
@@ -236,5 +241,5 @@ def _reason(answer: httpx.Response) -> str:
     return " ".join(str(reason).split())[:_LONGEST_REASON] if reason else ""
 
 
-def _text(value: object) -> str:
+def _query_value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

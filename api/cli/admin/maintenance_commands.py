@@ -1,4 +1,4 @@
-"""`compactor-admin topics verify`, `trim` and `release-lease`, and `gc`.
+"""`compactor-admin topics verify`, `trim_topic` and `release-lease`, and `gc`.
 
 A command that deletes is a dry run unless `--yes` is given.
 """
@@ -22,7 +22,7 @@ LEAST_GRACE_MS = 60_000
 """That of `compactor.maintenance.grace`, which this program does not import (a test compares)."""
 
 
-def verify(context: typer.Context, topic: TypedTopic) -> None:
+def verify_topic(context: typer.Context, topic: TypedTopic) -> None:
     """Derive the compacted ledger of a topic again, and list every difference. Changes nothing.
 
     Ends with exit code 7 if anything differs.
@@ -39,7 +39,7 @@ def verify(context: typer.Context, topic: TypedTopic) -> None:
         raise typer.Exit(DATA_LOSS)
 
 
-def trim(
+def trim_topic(
     context: typer.Context,
     topic: TypedTopic,
     before: TrimBefore = None,
@@ -131,4 +131,4 @@ def _garbage_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-OF_TOPICS: Mapping[str, Command] = {"verify": verify, "trim": trim, "release-lease": release_lease}
+OF_TOPICS: Mapping[str, Command] = {"verify": verify_topic, "trim": trim_topic, "release-lease": release_lease}

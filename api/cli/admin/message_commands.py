@@ -1,4 +1,4 @@
-"""`compactor-admin topics produce`, `read` and `get-key`: messages as JSON Lines, over REST."""
+"""`compactor-admin topics produce`, `read_messages` and `get-key`: messages as JSON Lines, over REST."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAMED = 20
 _LINE = re.compile(r"line (\d{1,9})(?=: )")
 
 
-def produce(
+def produce_messages(
     context: typer.Context,
     topic: TypedTopic,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines; -: standard input.")] = "-",
@@ -58,12 +58,12 @@ def produce(
     path = topic_path(topic).replace("/admin/v2/", "/topics/", 1)
     acknowledged, rest = 0, 1
     is_complete = False
-    opened = _opened(file)
+    opened = _open_input(file)
     try:
         with opened as lines:
-            for first, batch in _batches(lines):
+            for first, batch in _batches_by_first_line(lines):
                 with (
-                    _lines_of_the_file(first),
+                    _convert_line_numbers(first),
                     admin.service.stream(
                         "POST", path, query, content=iter([batch]), Content_Type=_JSON_LINES
                     ) as answer,
@@ -78,14 +78,14 @@ def produce(
                         if not result.get("errorCode"):
                             print_line(result["messageId"])
                 if refused:
-                    _refused(refused)
+                    _exit_with_refusals(refused)
         is_complete = True
     finally:
         unsent = "" if is_complete else f"; lines from {rest} on, if any, were not"
         admin.report_change(f"{counted(acknowledged, 'message')} of {topic} acknowledged{unsent}")
 
 
-def read(
+def read_messages(
     context: typer.Context,
     topic: TypedTopic,
     read_compacted: ReadCompacted = False,
@@ -118,7 +118,7 @@ def read(
             output.write(piece)
 
 
-def get_key(
+def show_newest_value(
     context: typer.Context,
     topic: TypedTopic,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
@@ -144,7 +144,7 @@ def get_key(
         print_line(answer["value"] or "")
 
 
-def _opened(file: str) -> IO[bytes]:
+def _open_input(file: str) -> IO[bytes]:
     if file != "-":
         try:
             return open(file, "rb")
@@ -155,8 +155,8 @@ def _opened(file: str) -> IO[bytes]:
     return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
-def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of each request, with the number of its first line."""
+def _batches_by_first_line(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Group lines into request bodies of bounded size. Yield each body with the number of its first line."""
     gathered: list[bytes] = []
     size, first = 0, 1
     for at, line in enumerate(lines, 1):
@@ -170,7 +170,7 @@ def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 @contextmanager
-def _lines_of_the_file(first: int) -> Iterator[None]:
+def _convert_line_numbers(first: int) -> Iterator[None]:
     """Convert the line numbers of errors to those of the file: the service counts each request's lines from 1.
 
     `first`: the number of the request's first line. Nothing of that request was appended; the requests before it were.
@@ -185,7 +185,7 @@ def _lines_of_the_file(first: int) -> Iterator[None]:
         raise InvalidInput(line, f"correct it; the lines before line {first} were appended") from error
 
 
-def _refused(refused: Sequence[tuple[int, Mapping[str, object]]]) -> NoReturn:
+def _exit_with_refusals(refused: Sequence[tuple[int, Mapping[str, object]]]) -> NoReturn:
     """Report the refused messages by their lines, and exit; the other messages of the request are appended."""
     (line, result), *further = refused
     text = f"line {line} was refused: {' '.join(str(result.get('errorMsg')).split())}"
@@ -198,4 +198,4 @@ def _refused(refused: Sequence[tuple[int, Mapping[str, object]]]) -> NoReturn:
     raise typer.Exit(exit_codes.UNAVAILABLE if retry else exit_codes.INVALID_INPUT)
 
 
-OF_TOPICS: Mapping[str, Command] = {"produce": produce, "read": read, "get-key": get_key}
+OF_TOPICS: Mapping[str, Command] = {"produce": produce_messages, "read": read_messages, "get-key": show_newest_value}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command
-from api.cli.admin.session import path_of, session_of
+from api.cli.admin.session import expand_path, session_of
 from api.cli.kit.quantity_parsers import parse_pair
 from api.cli.kit.reports import show_policies
 from api.cli.kit.shared_arguments import TOPIC_HELP
@@ -29,7 +29,7 @@ def get_policies(
 ) -> None:
     """Show the effective policies and the origin of each."""
     admin = session_of(context)
-    answer = admin.service.get(_path(topic, namespace, broker, name), applied=not own)
+    answer = admin.service.get(_policies_path(topic, namespace, broker, name), applied=not own)
     if admin.as_json:
         admin.show(answer)
     else:
@@ -46,7 +46,7 @@ def set_policies(
     """Set policies, all of them or none; other policies stay."""
     values = dict(parse_pair(text, "give a policy as segment.bytes=64M") for text in settings)
     admin = session_of(context)
-    admin.service.request("PUT", _path(topic, namespace, broker), body=values)
+    admin.service.request("PUT", _policies_path(topic, namespace, broker), body=values)
     admin.report_change(f"{', '.join(values)} set for {topic or namespace or 'the broker'}")
 
 
@@ -60,18 +60,18 @@ def remove_policies(
     """Remove policies, so that those of the next wider scope apply."""
     admin = session_of(context)
     for name in names:
-        admin.service.request("DELETE", _path(topic, namespace, broker, name))
+        admin.service.request("DELETE", _policies_path(topic, namespace, broker, name))
         admin.report_change(f"{name} removed from {topic or namespace or 'the broker'}")
 
 
-def _path(topic: str | None, namespace: str | None, broker: bool, name: str | None = None) -> str:
+def _policies_path(topic: str | None, namespace: str | None, broker: bool, name: str | None = None) -> str:
     if sum((topic is not None, namespace is not None, broker)) != 1:
         raise InvalidInput(
             "policies takes one of a topic, a namespace and the broker", "give --topic, --namespace or --broker"
         )
     scope = BROKERS if broker else TOPIC if namespace is None else NAMESPACE
     path = f"{scope}/policies" if name is None else f"{scope}/policies/{{name}}"
-    return path_of(path, topic=topic, namespace=namespace, name=name)
+    return expand_path(path, topic=topic, namespace=namespace, name=name)
 
 
 COMMANDS: Mapping[str, Command] = {"get": get_policies, "set": set_policies, "remove": remove_policies}

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin.session import path_of, session_of
+from api.cli.admin.session import expand_path, session_of
 from api.cli.kit.shared_arguments import Run, TypedTopic
 
 TOPIC = "/admin/v2/persistent/{topic}"
@@ -35,7 +35,7 @@ Count = Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, max=2**
 
 @dataclass(frozen=True)
 class RequestOption:
-    """An argument or option of type `kind`, as typer takes it.
+    """An argument or option of a command, with its place in the HTTP request. `kind`: its type for typer.
 
     `query`: the parameter of the query that gets its value. `field`: the field of the body that gets it. With neither,
     the value is the body. `parse`: converts the typed text to the value. An option without a default is required; None
@@ -62,7 +62,7 @@ PARAMETERS: Mapping[str, RequestOption] = {
 
 
 def option(kind: Any, *names: str, help: str, metavar: str | None = None, **fields: Any) -> RequestOption:
-    """Return the option of these names. `fields`: the other fields of RequestOption."""
+    """Return a command-line option with these names. `fields`: the other fields of RequestOption."""
     return RequestOption(Annotated[kind, typer.Option(*names, metavar=metavar, help=help)], **fields)
 
 
@@ -71,7 +71,7 @@ def flag(*names: str, help: str, query: str) -> RequestOption:
     return option(bool, *names, help=help, default=False, query=query)
 
 
-def request(
+def request_command(
     method: str,
     path: str,
     help: str,
@@ -100,7 +100,7 @@ def request(
             else:
                 body = values[name]
         admin = session_of(context)
-        expanded = path_of(path, **values)
+        expanded = expand_path(path, **values)
         if text:
             admin.show(admin.service.send(method, expanded, parameters_sent).text.strip())
             return
@@ -127,7 +127,7 @@ def request(
     return run
 
 
-get = partial(request, "GET")
-put = partial(request, "PUT")
-post = partial(request, "POST")
-delete = partial(request, "DELETE")
+get = partial(request_command, "GET")
+put = partial(request_command, "PUT")
+post = partial(request_command, "POST")
+delete = partial(request_command, "DELETE")

@@ -35,7 +35,7 @@ def newest_run_numbers(admin: Session, topic: str) -> dict[str, int]:
     """Return the number of the newest run of the topic, or of each partition, by full name; 0 for a topic without a
     run."""
     names = [control["topic"] for control in admin.service.get(topic_path(topic, "compaction", "control"))]
-    return {name: _newest(admin, name) for name in names}
+    return {name: _newest_run_number(admin, name) for name in names}
 
 
 def follow_requests(admin: Session, newest_before: Mapping[str, int]) -> None:
@@ -46,11 +46,11 @@ def follow_requests(admin: Session, newest_before: Mapping[str, int]) -> None:
     runs: list[dict[str, Any]] = []
     failed = False
     for topic, newest in newest_before.items():
-        run = _run_after(admin, topic, newest)
+        run = _wait_for_run_after(admin, topic, newest)
         if run is not None:
             runs.append(follow_run(admin, run))
             continue
-        control = _control(admin, topic)
+        control = _compaction_control(admin, topic)
         if control["paused"]:
             raise CompactionPaused(
                 f"compaction of {topic} was paused before a run began", "resume it, then request a compaction again"
@@ -69,11 +69,13 @@ def watch_topic(admin: Session, topic: str) -> None:
     Raises NotFound for a topic without a run or request, and as `follow_requests`.
     """
     before = newest_run_numbers(admin, topic)  # read before the requests, so that the run of a request is newer
-    requested = {name: newest for name, newest in before.items() if _control(admin, name)["requested_at"] is not None}
+    requested = {
+        name: newest for name, newest in before.items() if _compaction_control(admin, name)["requested_at"] is not None
+    }
     if requested:
         follow_requests(admin, requested)
         return
-    runs = [run for name in before if (run := _newest(admin, name))]
+    runs = [run for name in before if (run := _newest_run_number(admin, name))]
     if not runs:
         raise NotFound(f"{topic} has no compaction run", "request one with `topics compact`")
     show_ended_runs(admin, [follow_run(admin, run) for run in runs], as_one_object=len(before) == 1)
@@ -107,7 +109,7 @@ def follow_run(admin: Session, run: int) -> dict[str, Any]:
     failed, phase = 0, None
     while True:
         try:
-            for kind, document in _events(admin, run):
+            for kind, document in _stream_run_events(admin, run):
                 failed = 0
                 if kind == "end":
                     line.end()
@@ -129,14 +131,14 @@ def follow_run(admin: Session, run: int) -> dict[str, Any]:
             sleep(_AGAIN_SECONDS)
 
 
-def _run_after(admin: Session, topic: str, newest: int) -> int | None:
+def _wait_for_run_after(admin: Session, topic: str, newest: int) -> int | None:
     """Wait for the first run after `newest`, and return its number; None: the request ended without a run."""
     reported = False
     failed = 0
     while True:
         try:
-            control = _control(admin, topic)
-            run = _newest(admin, topic)
+            control = _compaction_control(admin, topic)
+            run = _newest_run_number(admin, topic)
             failed = 0
         except Unavailable:
             failed += 1
@@ -153,19 +155,19 @@ def _run_after(admin: Session, topic: str, newest: int) -> int | None:
         sleep(_POLL_SECONDS)
 
 
-def _control(admin: Session, topic: str) -> dict[str, Any]:
-    """Return the state of a topic's compaction."""
+def _compaction_control(admin: Session, topic: str) -> dict[str, Any]:
+    """Return the compaction state of a topic without partitions: its request, pauses and failures."""
     [control] = admin.service.get(topic_path(topic, "compaction", "control"))
     return dict(control)
 
 
-def _newest(admin: Session, topic: str) -> int:
-    """Return the newest run's number; 0: there is none."""
+def _newest_run_number(admin: Session, topic: str) -> int:
+    """Return the number of a topic's newest run; 0: it has none."""
     runs = admin.service.get(topic_path(topic, "compactions"), limit=1)
     return int(runs[0]["run"]) if runs else 0
 
 
-def _events(admin: Session, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _stream_run_events(admin: Session, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
     events = f"/admin/v2/compactions/{run}/events"
     with admin.service.stream("GET", events, unlimited_read=True, Accept="text/event-stream") as answer:
         yield from parse_events(answer.iter_lines())

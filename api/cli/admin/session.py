@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """One call of the program: the options that all commands have, and the connection."""
+    """State of one call of the program: its global options, and its connection to the service."""
 
     flags: Mapping[str, str | None]
     config: str | None = None
@@ -45,7 +45,7 @@ class Session:
 
     @property
     def as_json(self) -> bool:
-        """Return whether stdout is for scripts."""
+        """Return whether the output format is JSON."""
         return self.output is OutputFormat.JSON
 
     def close(self) -> None:
@@ -70,11 +70,11 @@ def session_of(context: typer.Context) -> Session:
     return obj
 
 
-def path_of(template: str, **values: object) -> str:
-    """Return a template such as `/admin/v2/persistent/{topic}/stats` as the path of a request. Each value is encoded.
+def expand_path(template: str, **values: object) -> str:
+    """Fill in a path template such as `/admin/v2/persistent/{topic}/stats`. Each value is percent-encoded.
 
-    `topic` becomes tenant, namespace and topic; `namespace` tenant and namespace; any other value is one part.
-    Raises InvalidInput for a name that cannot exist.
+    `topic` becomes tenant, namespace and topic; `namespace` tenant and namespace; any other value is one part. Raises
+    InvalidInput for a name that cannot exist.
     """
     parts: list[str] = []
     for part in template.strip("/").split("/"):
@@ -85,41 +85,42 @@ def path_of(template: str, **values: object) -> str:
             topic = TopicName.parse(str(values[name]))
             parts += (topic.tenant, topic.namespace, topic.topic)
         elif name == "namespace":
-            parts += _namespace_parts(str(values[name]))
+            parts += _parse_namespace(str(values[name]))
         else:
-            parts.append(_named(name, str(values[name])))
-    return _joined(parts)
+            parts.append(_require_name(name, str(values[name])))
+    return _encode_path(parts)
 
 
 def topic_path(topic: str, *parts: str) -> str:
     """Return the path of a topic, or of `parts` below it: `/admin/v2/persistent/t/n/topic/stats`. Each part is encoded.
 
-    The part before a name says what it names: `subscription`. Raises InvalidInput for a name that cannot exist.
+    An error about an empty part names the part before it, as in `subscription`. Raises InvalidInput for a name that
+    cannot exist.
     """
     name = TopicName.parse(topic)
-    below = [_named(noun, part) for noun, part in pairwise(("topic", *parts))]
-    return _joined(["admin", "v2", "persistent", name.tenant, name.namespace, name.topic, *below])
+    below = [_require_name(noun, part) for noun, part in pairwise(("topic", *parts))]
+    return _encode_path(["admin", "v2", "persistent", name.tenant, name.namespace, name.topic, *below])
 
 
-def _named(noun: str, name: str) -> str:
+def _require_name(noun: str, name: str) -> str:
     if not name:
         raise InvalidInput(f"the name of the {noun} is empty", "give a name")
     return name
 
 
-def _joined(parts: Sequence[str]) -> str:
-    return "/" + "/".join(map(_encoded, parts))
+def _encode_path(parts: Sequence[str]) -> str:
+    return "/" + "/".join(map(_encode_path_part, parts))
 
 
-def _namespace_parts(text: str) -> tuple[str, str]:
+def _parse_namespace(text: str) -> tuple[str, str]:
     tenant, separator, namespace = text.partition("/")
     if not separator or not tenant or not namespace or "/" in namespace:
         raise InvalidInput(f"{text!r} is not the name of a namespace", "give tenant/namespace")
     return tenant, namespace
 
 
-def _encoded(part: str) -> str:
-    """Encode one part of a path; dots alone would name a folder above."""
+def _encode_path_part(part: str) -> str:
+    """Percent-encode one part of a URL path; a part of dots alone is encoded, too."""
     return quote(part, safe=":=") if part.strip(".") else part.replace(".", "%2E")
 
 

@@ -48,7 +48,7 @@ def create_subscription(
 ) -> None:
     """Create a subscription, at latest, earliest, or a message ledger:entry."""
     admin = session_of(context)
-    body: dict[str, Any] = _position(topic, message_id)
+    body: dict[str, Any] = _position_body(topic, message_id)
     if properties:
         body["properties"] = parse_key_values("--property", properties)
     admin.service.request("PUT", topic_path(topic, "subscription", subscription), body=body)
@@ -80,7 +80,7 @@ def reset_cursor(
         admin.service.request("POST", f"{reset}/{moment}")
     else:
         assert message_id is not None
-        admin.service.request("POST", reset, body={**_position(topic, message_id), "isExcluded": exclude})
+        admin.service.request("POST", reset, body={**_position_body(topic, message_id), "isExcluded": exclude})
     admin.report_change(f"subscription {subscription} of {topic} moved")
 
 
@@ -93,7 +93,7 @@ def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subsc
     for position in itertools.count(1):
         entry = topic_path(topic, "subscription", subscription, "position", str(position))
         try:
-            messages += _messages(admin, topic, admin.service.send("GET", entry))
+            messages += _messages_of_entry(admin, topic, admin.service.send("GET", entry))
         except NotFound:  # the subscription has fewer messages left than `count`
             break
         if len(messages) >= count:
@@ -103,7 +103,7 @@ def peek_messages(context: typer.Context, topic: TypedTopic, subscription: Subsc
     admin.show(messages[:count])
 
 
-def get_message_by_id(
+def show_message_by_id(
     context: typer.Context,
     topic: TypedTopic,
     ledger: Annotated[int, typer.Option("-l", "--ledger-id", "--ledgerId", metavar="LEDGER", min=0, help="Ledger.")],
@@ -112,11 +112,11 @@ def get_message_by_id(
     """Show a message, or each message of a batch."""
     admin = session_of(context)
     path = topic_path(topic, "ledger", str(ledger), "entry", str(entry))
-    admin.show(_messages(admin, topic, admin.service.send("GET", path)))
+    admin.show(_messages_of_entry(admin, topic, admin.service.send("GET", path)))
 
 
-def _position(topic: str, text: str) -> dict[str, Any]:
-    """Return a position in the form of Pulsar's bodies. Raises InvalidInput."""
+def _position_body(topic: str, text: str) -> dict[str, Any]:
+    """Parse latest, earliest or a message id to a request body of Pulsar's REST API. Raises InvalidInput."""
     if text in ("latest", "earliest"):
         number = _LAST if text == "latest" else -1
         return {"ledgerId": number, "entryId": number, "partitionIndex": -1}
@@ -129,7 +129,7 @@ def _position(topic: str, text: str) -> dict[str, Any]:
     return {"ledgerId": message.ledger_id, "entryId": message.entry_id, "partitionIndex": message.partition}
 
 
-def _messages(admin: Session, topic: str, answer: httpx.Response) -> list[dict[str, Any]]:
+def _messages_of_entry(admin: Session, topic: str, answer: httpx.Response) -> list[dict[str, Any]]:
     """Return the messages of an entry, in the form of `topics read`.
 
     The body of one message is its value, and the headers are its other fields. A batch is read again, message by
@@ -141,7 +141,7 @@ def _messages(admin: Session, topic: str, answer: httpx.Response) -> list[dict[s
     entry = MessageId.parse(head["message-id"])
     messages: list[dict[str, Any]]
     if "num-batch-message" in head:
-        messages = _batch(admin, topic, entry, int(head["num-batch-message"]))
+        messages = _read_batch_messages(admin, topic, entry, int(head["num-batch-message"]))
     else:
         key = head["partition-key"].encode() if "partition-key" in head else None
         if key is not None and head.get("partition-key-b64-encoded") == "true":
@@ -149,13 +149,13 @@ def _messages(admin: Session, topic: str, answer: httpx.Response) -> list[dict[s
         messages = [
             {
                 "message_id": str(MessageId(entry.ledger_id, entry.entry_id, TopicName.parse(topic).partition)),
-                **_text("key", key),
-                **_text("value", None if "null-value" in head else answer.content),
-                "publish_time": _milliseconds(head["publish-time"]),
+                **_text_field("key", key),
+                **_text_field("value", None if "null-value" in head else answer.content),
+                "publish_time": _parse_pulsar_time(head["publish-time"]),
             }
         ]
         if "event-time" in head:
-            messages[0]["event_time"] = _milliseconds(head["event-time"])
+            messages[0]["event_time"] = _parse_pulsar_time(head["event-time"])
         if "property" in head:
             messages[0]["properties"] = json.loads(head["property"])
         messages[0] |= {field: head[name] for name, field in _RARE_FIELDS.items() if name in head}
@@ -164,8 +164,9 @@ def _messages(admin: Session, topic: str, answer: httpx.Response) -> list[dict[s
     return messages
 
 
-def _batch(admin: Session, topic: str, entry: MessageId, count: int) -> list[dict[str, Any]]:
-    """Return the messages of a batch. `entry`: the id of its entry; `count`: the number of its messages."""
+def _read_batch_messages(admin: Session, topic: str, entry: MessageId, count: int) -> list[dict[str, Any]]:
+    """Read the messages of a batch from the service. `entry`: the id of its entry; `count`: the number of its
+    messages."""
     query = {
         "stream": True,
         "start": f"{entry.ledger_id}:{entry.entry_id}",
@@ -183,24 +184,24 @@ def _batch(admin: Session, topic: str, entry: MessageId, count: int) -> list[dic
         fields: dict[str, Any] = {}
         for name, value in message.items():
             if name in ("key", "value"):
-                fields |= _text(name, None if value is None else base64.b64decode(value))
+                fields |= _text_field(name, None if value is None else base64.b64decode(value))
             elif name != "offset":
                 fields[name] = value
         messages.append(fields)
     return messages
 
 
-def _text(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return a key or value as a field; in base64, under a name that says so, if it is not UTF-8."""
+def _text_field(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Return a field with a key or value as text; if it is not UTF-8, a field `NAME_base64`."""
     try:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
-def _milliseconds(moment: str) -> int:
-    """Return the milliseconds since 1970 of a time as Pulsar writes it; the service sends a number beyond a calendar's
-    times."""
+def _parse_pulsar_time(moment: str) -> int:
+    """Parse a time in a header of Pulsar, ISO 8601 or a number, to milliseconds since 1970. The service sends a number
+    for a time that no calendar has."""
     return int(moment) if moment.lstrip("-").isdecimal() else round(datetime.fromisoformat(moment).timestamp() * 1000)
 
 
@@ -239,7 +240,7 @@ COMMANDS: Mapping[str, Command] = {
     "skip-all": _SKIP_ALL,
     "clear-backlog": _SKIP_ALL,
     "peek-messages": peek_messages,
-    "get-message-by-id": get_message_by_id,
+    "get-message-by-id": show_message_by_id,
     "last-message-id": get(f"{TOPIC}/lastMessageId", "Show the id of the last message of a topic."),
 }
 HIDDEN = {"clear-backlog"}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Tenant, delete, get, option, post, put
-from api.cli.admin.session import path_of, session_of, split_names
+from api.cli.admin.session import expand_path, session_of, split_names
 
 _TENANTS = "/admin/v2/tenants"
 _CLUSTERS = "/admin/v2/clusters"
@@ -26,14 +26,14 @@ def create_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, c
     admin = session_of(context)
     allowed = split_names(clusters) or admin.service.get(_CLUSTERS)
     body = {"adminRoles": split_names(roles), "allowedClusters": allowed}
-    admin.service.request("PUT", path_of(f"{_TENANTS}/{{tenant}}", tenant=tenant), body=body)
+    admin.service.request("PUT", expand_path(f"{_TENANTS}/{{tenant}}", tenant=tenant), body=body)
     admin.report_change(f"tenant {tenant} created")
 
 
 def update_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, clusters: Clusters = None) -> None:
     """Change a tenant; options that are not given keep their values."""
     admin = session_of(context)
-    path = path_of(f"{_TENANTS}/{{tenant}}", tenant=tenant)
+    path = expand_path(f"{_TENANTS}/{{tenant}}", tenant=tenant)
     before = admin.service.get(path)
     body = {
         "adminRoles": before.get("adminRoles", []) if roles is None else split_names(roles),
@@ -48,10 +48,12 @@ def list_brokers(
 ) -> None:
     """List the service processes that are alive."""
     admin = session_of(context)
-    admin.show(admin.service.get(BROKERS if cluster is None else path_of(f"{BROKERS}/{{cluster}}", cluster=cluster)))
+    admin.show(
+        admin.service.get(BROKERS if cluster is None else expand_path(f"{BROKERS}/{{cluster}}", cluster=cluster))
+    )
 
 
-def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, Command]:
+def _permission_commands(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, Command]:
     """Return the commands for the permissions of a scope; `show`, `grant`, `revoke`: the help texts."""
     actions = option(
         list[str],
@@ -82,7 +84,7 @@ NAMESPACES: Mapping[str, Command] = {
     "delete": delete(NAMESPACE, "Delete a namespace without topics.", "namespace {namespace} deleted"),
     "policies": get(NAMESPACE, "Show the policies that are set for a namespace, under Pulsar's names."),
     "topics": get(f"{NAMESPACE}/topics", "List the topics of a namespace, partitions one by one."),
-    **_permissions(
+    **_permission_commands(
         NAMESPACE,
         "Show the permissions of a namespace.",
         "Grant a role actions in a namespace.",
@@ -90,7 +92,7 @@ NAMESPACES: Mapping[str, Command] = {
         "in {namespace}",
     ),
 }
-OF_TOPICS = _permissions(
+OF_TOPICS = _permission_commands(
     TOPIC,
     "Show the permissions of a topic: its own and its namespace's.",
     "Grant a role actions on a topic, in addition to those of its namespace.",

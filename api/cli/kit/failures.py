@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from api.cli.kit.stderr import say
-from api.formats.validation_text import problem
+from api.formats.validation_text import problem_text
 from api.observability.error_text import one_line
 
 
@@ -24,14 +24,18 @@ def report_error(error: Exception, about: str = "", program: str = "compactor") 
 def describe_error(error: Exception, program: str = "compactor") -> str:
     """Return an error as one line that begins with the program's name. Typer's help, which is an error too, keeps its
     lines."""
-    return _usage(error, program) if isinstance(error, typer.TyperException) else f"{program}: {one_line(error)}"
+    return (
+        _usage_error_line(error, program)
+        if isinstance(error, typer.TyperException)
+        else f"{program}: {one_line(error)}"
+    )
 
 
-def _usage(error: typer.TyperException, program: str) -> str:
+def _usage_error_line(error: typer.TyperException, program: str) -> str:
     """Return the line of an error that typer reported."""
     cause: Any = error.__cause__
     if isinstance(error, typer.BadParameter) and hasattr(cause, "errors"):  # pydantic's, whose import takes a while
-        error.message = problem(cause.errors()[0]) or error.message
+        error.message = problem_text(cause.errors()[0]) or error.message
     message = getattr(error, "format_message", error.__str__)()
     if "\n" in message:  # the help, which typer raises for a command without arguments
         return str(message)

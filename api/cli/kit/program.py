@@ -57,7 +57,7 @@ def run_program(app: typer.Typer, name: str, interrupt_message: str) -> NoReturn
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
     logging.getLogger().addHandler(logging.NullHandler())  # else Py4J logs a traceback at Ctrl-C
     try:
         if f"_{name}_complete".replace("-", "_").upper() in os.environ:
@@ -73,12 +73,12 @@ def run_program(app: typer.Typer, name: str, interrupt_message: str) -> NoReturn
         say(f"{name}: interrupted: {interrupt_message}")
         sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
-        closed = isinstance(error, BrokenPipeError) and _output_is_closed()
+        closed = isinstance(error, BrokenPipeError) and _is_stdout_closed()
         if isinstance(error, OSError):
             discard_output()
         if closed:
             sys.exit(exit_codes.OK)
-        refusal = _not_utf8(error) or error
+        refusal = _non_utf8_argument_error(error) or error
         report_error(refusal, program=name)
         sys.exit(exit_codes.exit_code_of(refusal))
     sys.exit(exit_codes.OK)
@@ -119,10 +119,10 @@ def reject_yes_with_dry_run(yes: bool, dry_run: bool) -> None:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
 
 
-def _not_utf8(error: Exception) -> InvalidInput | None:
-    """Return the refusal of an argument that is not UTF-8 and was to be sent or stored; None for any other error.
+def _non_utf8_argument_error(error: Exception) -> InvalidInput | None:
+    """Return InvalidInput for an encoding error that a command-line argument caused; None for any other error.
 
-    It cannot be refused before the command runs: the name of a file may have any bytes.
+    The argument cannot be refused before the command runs: the name of a file may have any bytes.
     """
     if not isinstance(error, UnicodeEncodeError):
         return None
@@ -134,13 +134,13 @@ def _not_utf8(error: Exception) -> InvalidInput | None:
     return None
 
 
-def _terminate(*_: object) -> None:
-    """End as after Ctrl-C: leases are released, and a run is recorded as failed before its heartbeat expires."""
+def _raise_interrupt(*_: object) -> None:
+    """Raise KeyboardInterrupt at SIGTERM, so that leases are released and an active run is recorded as failed."""
     raise KeyboardInterrupt("ended by SIGTERM")
 
 
-def _output_is_closed() -> bool:
-    """Return whether the broken pipe is standard output (`compactor read … | head`), not another connection."""
+def _is_stdout_closed() -> bool:
+    """Return whether the reader of standard output has closed it, as in `compactor read … | head`."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

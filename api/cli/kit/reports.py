@@ -28,7 +28,7 @@ def show_runs(runs: Sequence[Mapping[str, Any]], output: OutputFormat) -> None:
 
 def show_run(run: Mapping[str, Any] | None, output: OutputFormat) -> None:
     """Print all fields of one compaction run, with readable times and sizes. `run` None: there is no run."""
-    show(run, output, cell=_run_cell)
+    show(run, output, cell=_run_cell_text)
 
 
 def run_summary(run: Mapping[str, Any]) -> str:
@@ -54,7 +54,7 @@ def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
     return {**run, "tasks": tasks, "last_sign": f"{last}, expired" if run["heartbeat_expired"] else last}
 
 
-def _run_cell(name: str, value: Any) -> str:
+def _run_cell_text(name: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         if "bytes" in name:
             return f"{size(value)} ({value:,} bytes)"
@@ -70,10 +70,10 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append("It has no compacted ledger; only its raw ledgers were checked.")
     else:
         lines.append(f"Compacted ledger {report['compacted_ledger']}, generation {report['generation']}")
-    checked = (_checked(noun.replace("_", " "), count) for noun, count in report["checked"].items())
+    checked = (_count_and_noun(noun.replace("_", " "), count) for noun, count in report["checked"].items())
     lines.append(f"Checked: {', '.join(checked)}")
     lines += [f"Not checked: {reason}" for reason in report["unchecked"]]
-    lines += map(_difference, report["differences"])
+    lines += map(_difference_line, report["differences"])
     if report["total"] > len(report["differences"]):
         lines.append(f"… and {report['total'] - len(report['differences']):,} more")
     by_kind = ", ".join(f"{count:,} {kind}" for kind, count in report["counts"].items())
@@ -81,14 +81,14 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _checked(nouns: str, count: int) -> str:
+def _count_and_noun(nouns: str, count: int) -> str:
     """Return a number with its noun: 3 part rows compared with raw, 1 index."""
     if count == 1:
         nouns = re.sub(r"(?<=x)es\b|s\b", "", nouns, count=1)
     return f"{count:,} {nouns}"
 
 
-def _difference(difference: Mapping[str, Any]) -> str:
+def _difference_line(difference: Mapping[str, Any]) -> str:
     subject = ""
     if difference["key_base64"] is not None:
         subject = f"key {b64decode(difference['key_base64'])!r}, "
@@ -108,13 +108,13 @@ def trim_lines(report: Mapping[str, Any]) -> list[str]:
     begins = f"its raw messages begin at offset {report['first_offset']}"
     lines = [f"{verb} {counted(len(ledgers), 'ledger')}, {trimmed}, of {report['topic']}; {begins}"]
     if held is not None:
-        lines.append(_hold(held))
+        lines.append(_hold_line(held))
     if report["tail_left"]:
         lines.append(f"What is not sealed yet was left: {report['tail_left']}")
     return lines
 
 
-def _hold(held: Mapping[str, Any]) -> str:
+def _hold_line(held: Mapping[str, Any]) -> str:
     mark = held["mark_delete"]
     where = "which has acknowledged nothing" if mark is None else f"at {mark} (offset {held['mark_delete_offset']})"
     remedy = "let its reader acknowledge, delete the cursor, or give --force"

@@ -15,13 +15,13 @@ def say(text: str) -> None:
         print(safe_for_stderr(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
-def say_created(topic: object) -> None:
-    """Report a topic that was created on first use, as the last message, so that the user notices a mistyped name."""
+def report_topic_created(topic: object) -> None:
+    """Report on stderr that a topic was created on first use, so that the user notices a mistyped name."""
     say(f"The topic {topic} did not exist: it was created")
 
 
 def discard_output() -> None:
-    """Discard the unwritten rest of a failed stdout; otherwise the interpreter's last flush fails again."""
+    """Redirect stdout to the null device after a failed write; otherwise the interpreter's last flush fails again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -20,9 +20,11 @@ _PIPE_COLUMNS = 100_000
 _INDENT, _GAP = "  ", "  "
 
 
-class _Pipe(Console):
+class _BrokenPipeConsole(Console):
+    """A console that raises BrokenPipeError when the reader of stdout has closed it."""
+
     def on_broken_pipe(self) -> None:
-        """Raise the error for `main`, which ends quietly; rich itself would exit with 1."""
+        """Raise the BrokenPipeError again; rich itself would exit with code 1."""
         raise
 
 
@@ -30,23 +32,23 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print `rows` of cells below `columns`, on stdout."""
     cells = [[escape_controls(cell) for cell in row] for row in rows]
     width = None if is_terminal(sys.stdout) else _PIPE_COLUMNS
-    console = _Pipe(markup=False, emoji=False, highlight=False, width=width)
+    console = _BrokenPipeConsole(markup=False, emoji=False, highlight=False, width=width)
     for table in (Table(), Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))):
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in cells:
             table.add_row(*row)
-        if not cells or _width(console, table) <= console.width:
+        if not cells or _unwrapped_width(console, table) <= console.width:
             console.print(table)
             return
-    _print_blocks(console, columns, cells)
+    _print_rows_as_blocks(console, columns, cells)
 
 
-def _width(console: Console, table: Table) -> int:
+def _unwrapped_width(console: Console, table: Table) -> int:
     return console.measure(table, options=console.options.update(width=_PIPE_COLUMNS)).maximum
 
 
-def _print_blocks(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _print_rows_as_blocks(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         console.print(row[0], soft_wrap=True)
         line = ""

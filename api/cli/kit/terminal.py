@@ -28,30 +28,32 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def escape_controls(text: str) -> str:
     """Return `text` with line ends, escapes and other unprintable characters escaped: they could control a terminal."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in text)
+    return (
+        text if text.isprintable() else "".join(char if char.isprintable() else _python_escape(char) for char in text)
+    )
 
 
 def print_line(text: str, *, flush: bool = False) -> None:
     """Print a line of data on stdout; if that is a terminal, with control characters escaped."""
-    print(_for(sys.stdout, text), flush=flush)  # noqa: T201
+    print(_escape_on_terminal(sys.stdout, text), flush=flush)  # noqa: T201
 
 
 def print_json(text: str) -> None:
     """Print a JSON text on stdout; if that is a terminal, with control characters as JSON's escapes."""
-    print(_json_escapes(text) if is_terminal(sys.stdout) else text)  # noqa: T201
+    print(_escape_json_controls(text) if is_terminal(sys.stdout) else text)  # noqa: T201
 
 
 def safe_for_stderr(text: str) -> str:
     """Return a message for stderr, with secrets redacted and, if that is a terminal, control characters escaped."""
-    return _for(sys.stderr, redacted(text))
+    return _escape_on_terminal(sys.stderr, redacted(text))
 
 
 def json_lines_stdout() -> IO[bytes]:
     """Return the binary stream of stdout, for JSON lines; on a terminal it escapes control characters."""
-    return cast("IO[bytes]", _JsonOnTerminal(sys.stdout.buffer)) if is_terminal(sys.stdout) else sys.stdout.buffer
+    return cast("IO[bytes]", _JsonEscapingStream(sys.stdout.buffer)) if is_terminal(sys.stdout) else sys.stdout.buffer
 
 
-class _JsonOnTerminal:
+class _JsonEscapingStream:
     """A stream that escapes control characters in JSON texts. A text may arrive in several writes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -59,7 +61,7 @@ class _JsonOnTerminal:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def write(self, data: bytes) -> int:
-        self._stream.write(_json_escapes(self._decoder.decode(data)).encode(errors="backslashreplace"))
+        self._stream.write(_escape_json_controls(self._decoder.decode(data)).encode(errors="backslashreplace"))
         return len(data)
 
     def flush(self) -> None:
@@ -80,7 +82,7 @@ class LiveLine:
         self._write(f"\r\x1b[K{escape_controls(text)}")
 
     def end(self) -> None:
-        """Remove the line."""
+        """Erase the line from the terminal, if it was shown."""
         if self._visible:
             self._write("\r\x1b[K")
 
@@ -90,7 +92,7 @@ class LiveLine:
             self._stream.flush()
 
 
-def _for(stream: TextIO, text: str) -> str:
+def _escape_on_terminal(stream: TextIO, text: str) -> str:
     return _LINE_END.join(map(escape_controls, text.split(_LINE_END))) if is_terminal(stream) else text
 
 
@@ -98,11 +100,11 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
 """Characters that may be unprintable; most text has none."""
 
 
-def _json_escapes(text: str) -> str:
-    return text if text.isprintable() else _UNPRINTABLE.sub(_json_escaped, text)
+def _escape_json_controls(text: str) -> str:
+    return text if text.isprintable() else _UNPRINTABLE.sub(_json_escape, text)
 
 
-def _json_escaped(match: re.Match[str]) -> str:
+def _json_escape(match: re.Match[str]) -> str:
     character = match[0]
     if character.isprintable():
         return character
@@ -110,5 +112,5 @@ def _json_escaped(match: re.Match[str]) -> str:
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
-def _escaped(character: str) -> str:
+def _python_escape(character: str) -> str:
     return character.encode("unicode_escape").decode()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from api.cli.kit.stderr import say, say_created
+from api.cli.kit.stderr import report_topic_created, say
 from storage.errors import CompactorError, NotFound, TopicNotFound
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class AppendTarget:
         self._name = name
         self._keeps_unused = keeps_unused
         self._created_scopes = _missing_scopes(environment, name)
-        self._open()
+        self._find_or_create_topic()
 
-    def _open(self) -> None:
+    def _find_or_create_topic(self) -> None:
         from api.broker import names
         from compactor.maintenance.backlog_limits import BacklogLimits
         from storage.topic import Topic as OpenTopic
@@ -60,7 +60,7 @@ class AppendTarget:
         self.topic = OpenTopic(self._environment, record)
 
     @contextmanager
-    def writing(self, open_writer: Callable[[OpenTopic], AbstractContextManager[Writer]]) -> Iterator[Writer]:
+    def hold_writer(self, open_writer: Callable[[OpenTopic], AbstractContextManager[Writer]]) -> Iterator[Writer]:
         """Hold the writer of the topic inside the context. `open_writer`: waits for the topic's lease.
 
         A topic that was deleted before the writer had its lease is created again: a failed command that created the
@@ -72,7 +72,7 @@ class AppendTarget:
                     writer = stack.enter_context(open_writer(self.topic))
                     break
                 except TopicNotFound:
-                    self._open()
+                    self._find_or_create_topic()
             yield writer
 
     def __enter__(self) -> Self:
@@ -81,8 +81,8 @@ class AppendTarget:
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         if not self._is_new:
             return
-        if (failure is None and self._keeps_unused) or not self._delete_unused():
-            say_created(self._name)
+        if (failure is None and self._keeps_unused) or not self._delete_if_unused():
+            report_topic_created(self._name)
             return
         if failure is None:
             say(f"The topic {self._name} does not exist: without messages it is not created")
@@ -90,7 +90,7 @@ class AppendTarget:
             after = "" if failure is None else " after the failure"
             say(f"The {' and the '.join(self._created_scopes)} did not exist: created, and kept{after}")
 
-    def _delete_unused(self) -> bool:
+    def _delete_if_unused(self) -> bool:
         """Delete the topic if it was not used. Return whether it does not exist any more; the caller reports it if
         it does."""
         try:

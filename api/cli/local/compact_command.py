@@ -20,7 +20,7 @@ from api.cli.kit import exit_codes
 from api.cli.kit.quantity_parsers import duration_option, size_option
 from api.cli.kit.shared_arguments import TOPIC_HELP
 from api.cli.kit.stderr import say
-from api.cli.local.engine import engine_of, progress_for
+from api.cli.local.engine import open_engine, progress_for
 from api.cli.local.opening import open_topic
 from api.components import open_existing_for_writing
 from storage.environment import Environment
@@ -115,18 +115,18 @@ def compact_topic(
         rates = RateLimits(max_read_rate, max_write_rate)
         options = {item.name: item.opts[0] for item in context.command.params if item.name in POLICY_OF}
         overrides = {name: value for name in options if (value := context.params[name]) is not None}
-        work = _Work(environment, context.obj, options, overrides, rates, max_garbage_ratio)
-        names = parsed or _listed(environment, namespace)
+        work = _CompactionCommand(environment, context.obj, options, overrides, rates, max_garbage_ratio)
+        names = parsed or _topic_names(environment, namespace)
         as_json = output == "json"
         if dry_run:
-            first = report_estimates(work.estimates(names), as_json)
+            first = report_estimates(work.estimate_runs(names), as_json)
         else:
             first = report_outcomes(environment.metadata, len(names), work.compact(names), as_json)
     if first is not None:
         raise typer.Exit(exit_codes.exit_code_of(first))
 
 
-def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:
+def _topic_names(environment: Environment, namespace: str | None) -> list[TopicName]:
     """Return the topics of a namespace, or all topics for None; report on stderr if there are none."""
     metadata = environment.metadata
     if namespace is not None:
@@ -138,7 +138,7 @@ def _listed(environment: Environment, namespace: str | None) -> list[TopicName]:
     return names
 
 
-def _has_tail(topic: Topic, snapshot: TopicSnapshot) -> bool:
+def _has_unsealed_messages(topic: Topic, snapshot: TopicSnapshot) -> bool:
     """Return whether segments hold messages that no ledger has yet; True if a segment cannot be read here."""
     segments = snapshot.segments
     if not segments or any(segment.content is not None and segment.content.messages for segment in segments):
@@ -149,7 +149,7 @@ def _has_tail(topic: Topic, snapshot: TopicSnapshot) -> bool:
         return True
 
 
-def _outcomes(
+def _compact_all(
     compactor: TwoPhaseCompactor | CompactorError, topics: Sequence[TopicName], policies: PoliciesOf
 ) -> Iterable[Outcome]:
     """Compact the topics; the error of an engine that did not open is the outcome of each."""
@@ -161,9 +161,9 @@ def _outcomes(
 
 
 @dataclass(frozen=True)
-class _Work:
-    """The work on every topic. `options`: the option of each policy. `overrides`: policies that take precedence over
-    those of each topic."""
+class _CompactionCommand:
+    """Compaction of the topics of one command, or its estimate. `options`: the command-line option of each policy.
+    `overrides`: policies that take precedence over those of each topic."""
 
     environment: Environment
     settings: Settings
@@ -174,7 +174,7 @@ class _Work:
 
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
         """Yield an outcome for each topic, in order, as soon as it is known."""
-        known, dirty = self._check(names, for_a_run=True)
+        known, dirty = self._outcomes_and_topics_to_compact(names, for_a_run=True)
         pending = deque(names)
 
         def take_known() -> Iterator[Outcome]:
@@ -182,32 +182,32 @@ class _Work:
                 yield known[pending.popleft()]
 
         for policy, topics in dirty.items():
-            with self._opened(policy, is_needed=set(dirty) == {None}) as compactor:
-                for outcome in _outcomes(compactor, topics, self._policies):
+            with self._open_compactor_or_error(policy, is_needed=set(dirty) == {None}) as compactor:
+                for outcome in _compact_all(compactor, topics, self._run_policies):
                     known[outcome.topic] = outcome
                     yield from take_known()
         yield from take_known()
 
-    def estimates(self, names: Sequence[TopicName]) -> list[Estimate]:
+    def estimate_runs(self, names: Sequence[TopicName]) -> list[Estimate]:
         """Return the estimate of a run of each topic; None: there is nothing to do."""
-        outcomes, dirty = self._check(names)
+        outcomes, dirty = self._outcomes_and_topics_to_compact(names)
         estimates: dict[TopicName, dict[str, object] | Exception] = {
             name: {} if outcome.error is None else outcome.error for name, outcome in outcomes.items()
         }
         for policy, topics in dirty.items():
-            with self._opened(policy, is_needed=set(dirty) == {None}) as compactor:
+            with self._open_compactor_or_error(policy, is_needed=set(dirty) == {None}) as compactor:
                 for name in topics:
                     try:
                         estimates[name] = (
                             compactor
                             if isinstance(compactor, CompactorError)
-                            else compactor.dry_run(name, self._policies)
+                            else compactor.dry_run(name, self._run_policies)
                         )
                     except Exception as error:
                         estimates[name] = error
-        return [(name, self._with_tail(name, estimates[name])) for name in names]
+        return [(name, self._add_unsealed_messages(name, estimates[name])) for name in names]
 
-    def _with_tail(
+    def _add_unsealed_messages(
         self, name: TopicName, estimate: dict[str, object] | Exception
     ) -> dict[str, object] | Exception | None:
         """Add the unsealed messages, which a run seals first, to an estimate; return None if both are empty."""
@@ -223,11 +223,11 @@ class _Work:
             return estimate or None
         return {**estimate, "unsealed_messages": tail.messages, "unsealed_bytes": tail.bytes}
 
-    def _check(
+    def _outcomes_and_topics_to_compact(
         self, names: Sequence[TopicName], *, for_a_run: bool = False
     ) -> tuple[dict[TopicName, Outcome], dict[str | None, list[TopicName]]]:
-        """Return the outcomes of topics without new messages or with an error, and the other topics, which need an
-        engine, by their policy compaction.topic-engine; None: it is not set.
+        """Return the outcomes of topics without new messages or with an error, and the other topics by their policy
+        compaction.topic-engine; None: it is not set.
 
         `for_a_run`: a paused topic is refused, and unsealed messages are new, since the claim seals them (P2).
         """
@@ -244,9 +244,9 @@ class _Work:
                 snapshot = topic.snapshot()
                 if for_a_run:
                     check_not_paused(snapshot.topic, environment.metadata.compaction_control.get(snapshot.topic.id))
-                policies = self._policies(snapshot.topic)
+                policies = self._run_policies(snapshot.topic)
                 new = not nothing_new(environment.metadata, environment.store, environment.clock, snapshot, policies)
-                new = new or (for_a_run and _has_tail(topic, snapshot))
+                new = new or (for_a_run and _has_unsealed_messages(topic, snapshot))
                 engine = environment.metadata.policies.resolved(snapshot.topic).policies.compaction_topic_engine
             except (Unavailable, Misconfigured):
                 raise  # not a problem of this topic: the next would fail, too
@@ -254,19 +254,19 @@ class _Work:
                 outcomes[name] = Outcome(name, None, error)
                 continue
             if new:
-                self._report_policies(snapshot, policies)
+                self._report_policy_changes(snapshot, policies)
                 dirty.setdefault(engine, []).append(name)
             else:
                 outcomes[name] = Outcome(name)
         return outcomes, dirty
 
-    def _policies(self, topic: TopicRecord) -> RunPolicies:
-        """Return the topic's own policies, except those in `overrides`."""
+    def _run_policies(self, topic: TopicRecord) -> RunPolicies:
+        """Return the policies of a topic's run: those in `overrides`, else the topic's own."""
         from compactor.run.run_policies import stored_policies
 
         return replace(stored_policies(self.environment.metadata, topic, self.overrides), **self.overrides)
 
-    def _report_policies(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
+    def _report_policy_changes(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
         """Report options that override a stored policy in this run, and policies that differ from those of the previous
         run: messages that only the previous ones kept are dropped."""
         from compactor.run.run_policies import POLICY_OF, overridden_names
@@ -286,15 +286,17 @@ class _Work:
             )
 
     @contextmanager
-    def _opened(self, engine_policy: str | None, *, is_needed: bool) -> Iterator[TwoPhaseCompactor | CompactorError]:
-        """Open the job of the topics with a policy, or yield the error of its engine, which is theirs alone.
+    def _open_compactor_or_error(
+        self, engine_policy: str | None, *, is_needed: bool
+    ) -> Iterator[TwoPhaseCompactor | CompactorError]:
+        """Open the compactor for topics with an engine policy. Yield the error of the engine if it cannot be opened.
 
         `is_needed`: no topic can be compacted without this engine, so its error is raised.
         """
         with ExitStack() as stack:
             compactor: TwoPhaseCompactor | CompactorError
             try:
-                compactor = stack.enter_context(self._compactor(engine_policy))
+                compactor = stack.enter_context(self._open_compactor(engine_policy))
             except CompactorError as error:
                 if is_needed:
                     raise
@@ -302,12 +304,12 @@ class _Work:
             yield compactor
 
     @contextmanager
-    def _compactor(self, engine_policy: str | None) -> Iterator[TwoPhaseCompactor]:
-        """Open the job on an engine of its own. `engine_policy`: as in `engine_of`."""
+    def _open_compactor(self, engine_policy: str | None) -> Iterator[TwoPhaseCompactor]:
+        """Open a compactor with an engine of its own. `engine_policy`: as `policy` of `open_engine`."""
         from compactor.run.plan import Sizing
         from compactor.two_phase import TwoPhaseCompactor
 
-        with engine_of(self.settings, engine_policy) as engine:
+        with open_engine(self.settings, engine_policy) as engine:
             yield TwoPhaseCompactor(
                 self.environment,
                 engine,

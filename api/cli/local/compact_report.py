@@ -44,7 +44,7 @@ def report_outcomes(
             error = outcome.run.table_error.worded(OPERATOR_WORDING)
             say(f"{outcome.topic}: its Iceberg table stays as it was: {error}")
         if as_json:
-            print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
+            print(json.dumps(_outcome_document(metadata, outcome)), flush=True)  # noqa: T201
         elif outcome.error is None:
             ledger = outcome.compacted_ledger_id
             result = "Nothing to compact" if ledger is None else f"Compacted to ledger {ledger}"
@@ -52,7 +52,7 @@ def report_outcomes(
         if outcome.error is not None:
             report_error(outcome.error, str(outcome.topic) if topic_count > 1 else "")
     if topic_count > 1:
-        say(_summary(reported))
+        say(_summary_line(reported))
     return next((outcome.error for outcome in reported if outcome.error is not None), None)
 
 
@@ -63,10 +63,10 @@ def report_estimates(estimates: Sequence[Estimate], as_json: bool) -> Exception 
         failed = result if isinstance(result, Exception) else None
         estimate = None if isinstance(result, Exception) else result
         if as_json:
-            document = {"topic": str(topic), "dry_run": True} | _failure(failed) | {"forecast": estimate}
+            document = {"topic": str(topic), "dry_run": True} | _exit_code_and_error(failed) | {"forecast": estimate}
             print(json.dumps(document))  # noqa: T201
         elif failed is None:
-            print_line(f"Compaction of topic {topic} would {_would(estimate)}")
+            print_line(f"Compaction of topic {topic} would {_estimate_text(estimate)}")
         if failed is not None:
             report_error(failed, str(topic) if len(estimates) > 1 else "")
             first = first or failed
@@ -80,11 +80,11 @@ def outcome_lines(outcome: Outcome) -> list[str]:
     if outcome.run.compacted_ledger_id is None:
         younger = " old enough" if outcome.run.policies.get("min_lag_ms") else ""
         return [f"The topic has no messages{younger}: no compacted ledger was made."]
-    return _phases(outcome.run)
+    return _phase_lines(outcome.run)
 
 
-def _phases(run: RunRecord) -> list[str]:
-    counts = _counts(run)
+def _phase_lines(run: RunRecord) -> list[str]:
+    counts = _integer_statistics(run)
     return [
         f"phase one: {counted(counts['messages_in'], 'new message')}, "
         f"{counted(counts['index_records'], 'index record')} read, {counted(counts['keys'], 'live key')}, "
@@ -97,16 +97,20 @@ def _phases(run: RunRecord) -> list[str]:
     ]
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
+def _summary_line(outcomes: Sequence[Outcome]) -> str:
     failed = sum(outcome.error is not None for outcome in outcomes)
-    result = [_counts(outcome.run) for outcome in outcomes if outcome.compacted_ledger_id is not None and outcome.run]
+    result = [
+        _integer_statistics(outcome.run)
+        for outcome in outcomes
+        if outcome.compacted_ledger_id is not None and outcome.run
+    ]
     nothing = len(outcomes) - failed - len(result)
     parts = [f"{counted(len(result), 'topic')} compacted", f"{nothing} with nothing to compact", f"{failed} failed"]
     read, wrote = (sum(counts[name] for counts in result) for name in ("bytes_read", "bytes_written"))
     return f"{', '.join(parts)}; read {size(read)}, wrote {size(wrote)}"
 
 
-def _would(estimate: dict[str, object] | None) -> str:
+def _estimate_text(estimate: dict[str, object] | None) -> str:
     counts = {name: value for name, value in (estimate or {}).items() if isinstance(value, int)}
     tail = ""
     if "unsealed_messages" in counts:
@@ -122,7 +126,7 @@ def _would(estimate: dict[str, object] | None) -> str:
     ) + (f"; and {tail}, which are not counted here" if tail else "")
 
 
-def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
+def _outcome_document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
     run = outcome.run
     if run is not None and outcome.error is not None:
         with suppress(CompactorError):  # without the database the last known state is reported
@@ -134,12 +138,12 @@ def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
             "state": run.state.value if run else None,
             "compacted_ledger": outcome.compacted_ledger_id,
         }
-        | _failure(outcome.error)
+        | _exit_code_and_error(outcome.error)
         | {"statistics": statistics_document(run) if run else {}}
     )
 
 
-def _failure(error: Exception | None) -> dict[str, object]:
+def _exit_code_and_error(error: Exception | None) -> dict[str, object]:
     if error is None:
         return {"exit_code": exit_codes.OK, "error": None}
     return {
@@ -148,5 +152,5 @@ def _failure(error: Exception | None) -> dict[str, object]:
     }
 
 
-def _counts(run: RunRecord) -> dict[str, int]:
+def _integer_statistics(run: RunRecord) -> dict[str, int]:
     return {name: value for name, value in run.statistics.items() if isinstance(value, int)}

@@ -45,7 +45,7 @@ def create_cursor(
     with open_existing_for_writing(context.obj) as environment:
         record = open_topic(environment, topic).record
         created = subscriptions.create_cursor(environment, record, cursor, position, properties)
-    print_line(f"Cursor {cursor} of topic {topic} created, {_mark(created)}")
+    print_line(f"Cursor {cursor} of topic {topic} created, {_mark_delete_text(created)}")
 
 
 def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputFormat.TABLE) -> None:
@@ -54,8 +54,8 @@ def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputFo
         opened = open_topic(environment, topic)
         summaries = environment.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
-        documents = [_document(reader, record, summary) for record, summary in summaries]
-    show(documents if output is OutputFormat.JSON else list(map(_for_people, documents)), output, _COLUMNS)
+        documents = [_cursor_document(reader, record, summary) for record, summary in summaries]
+    show(documents if output is OutputFormat.JSON else list(map(_with_properties_as_text, documents)), output, _COLUMNS)
 
 
 def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Output = OutputFormat.TABLE) -> None:
@@ -63,8 +63,8 @@ def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Ou
     with open_for_reading(context.obj) as environment:
         opened = open_topic(environment, topic)
         record_and_summary = environment.metadata.cursors.summary(opened.record.id, cursor)
-        document = _document(opened.snapshot_reader(), *record_and_summary)
-    show(document if output is OutputFormat.JSON else _for_people(document), output)
+        document = _cursor_document(opened.snapshot_reader(), *record_and_summary)
+    show(document if output is OutputFormat.JSON else _with_properties_as_text(document), output)
 
 
 def reset_cursor(
@@ -82,7 +82,7 @@ def reset_cursor(
     position = parse_cursor_position(to)
     with open_existing_for_writing(context.obj) as environment:
         moved = subscriptions.reset_cursor(environment, open_topic(environment, topic).record, cursor, position)
-    print_line(f"Cursor {cursor} of topic {topic} reset, {_mark(moved)}")
+    print_line(f"Cursor {cursor} of topic {topic} reset, {_mark_delete_text(moved)}")
 
 
 def delete_cursor(
@@ -112,8 +112,8 @@ def delete_cursor(
     print_line(f"Cursor {cursor} of topic {topic} deleted")
 
 
-def _document(reader: SnapshotReader, record: CursorRecord, summary: RangesSummary) -> dict[str, Any]:
-    """Return a cursor as plain values.
+def _cursor_document(reader: SnapshotReader, record: CursorRecord, summary: RangesSummary) -> dict[str, Any]:
+    """Return a cursor as a document of plain values, for JSON or a table.
 
     `backlog`: the number of unacknowledged messages after the mark-delete position; None: unsealed messages are in a
     log directory of another machine, so the end of the topic is not known.
@@ -136,11 +136,11 @@ def _document(reader: SnapshotReader, record: CursorRecord, summary: RangesSumma
     }
 
 
-def _mark(cursor: CursorRecord) -> str:
+def _mark_delete_text(cursor: CursorRecord) -> str:
     mark = cursor.mark_delete
     return "nothing acknowledged" if mark is None else f"mark-delete {mark.message_id} (offset {mark.offset})"
 
 
-def _for_people(document: Mapping[str, Any]) -> dict[str, Any]:
+def _with_properties_as_text(document: Mapping[str, Any]) -> dict[str, Any]:
     properties = ", ".join(f"{key}={value}" for key, value in sorted(document["properties"].items()))
     return {**document, "properties": properties or None}

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def engine_of(settings: Settings, policy: str | None = None) -> Iterator[Engine]:
-    """Open the engine of the settings; Spark, where it is needed, on a session of its own.
+def open_engine(settings: Settings, policy: str | None = None) -> Iterator[Engine]:
+    """Open the compaction engine that the settings choose, and close it at the end of the context.
 
-    `policy`: compaction.topic-engine of the topics. The option --engine of the command line counts before it.
-
-    Raises Misconfigured, Unavailable; a job raises them too, if it is the first that needs Spark.
+    `policy`: compaction.topic-engine of the topics; the option --engine takes precedence. Raises Misconfigured,
+    Unavailable; the first job that needs Spark raises them, too.
     """
     from compactor.engines.auto import AutoEngine, engine_kind
     from compactor.engines.cluster import local_parallelism
@@ -69,7 +68,7 @@ def progress_for(stream: TextIO) -> Progress:
 
 
 class PhaseLine(LiveLine):
-    """The active phase, in a live line."""
+    """A progress report of the active phase, in a live line of a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

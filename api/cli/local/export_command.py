@@ -77,13 +77,13 @@ def export_topic(
             folder = ExportFolder(store, topic.topic, to)
             if since is not None and since != LAST:
                 _check_position(since, source)
-            last = folder.last()
+            last = folder.last_manifest()
             if last is None and since == LAST:
                 raise InvalidInput(f"{to} has no export of {topic}", "begin with one without --since")
             if last is not None:
-                _check_continues(last, source, choices, since, to)
+                _check_continues_last_export(last, source, choices, since, to)
             started = time.perf_counter()
-            manifest = _export(source, folder, choices, since if last is None else last.position, last)
+            manifest = _write_export(source, folder, choices, since if last is None else last.position, last)
             seconds = time.perf_counter() - started
         finally:
             store.close()
@@ -97,7 +97,8 @@ def export_topic(
 
 
 def _check_position(text: str, source: OpenTopic) -> None:
-    """Raise InvalidInput for a position of another topic; InvalidInput or InvalidMessageId for none."""
+    """Raise InvalidInput for a position of another topic; InvalidInput or InvalidMessageId for a text that is no
+    position."""
     from api.formats.export_folder import ExportPosition
     from api.formats.position_text import parse_start
     from storage.positions import ContinuationToken
@@ -111,10 +112,10 @@ def _check_position(text: str, source: OpenTopic) -> None:
         )
 
 
-def _check_continues(
+def _check_continues_last_export(
     last: ExportManifest, source: OpenTopic, choices: ExportChoices, since: str | None, folder: str
 ) -> None:
-    """Raise InvalidInput if an export does not continue the last one of its folder."""
+    """Raise InvalidInput if an export does not continue the last export of its folder."""
     from api.formats.export_folder import LAST
 
     other = "or name another folder"
@@ -143,13 +144,14 @@ def _check_continues(
             raise InvalidInput(f"the exports in {folder} have {words}", f"choose the same, {other}")
 
 
-def _export(
+def _write_export(
     source: OpenTopic, folder: ExportFolder, choices: ExportChoices, since: str | None, last: ExportManifest | None
 ) -> ExportManifest | None:
-    """Write a file and its manifest. None: nothing was appended since."""
+    """Write a file of messages, publish its manifest, and return the manifest. None: nothing was appended after
+    `since`."""
     from api.formats.export_folder import ExportManifest, ExportPosition
     from api.formats.export_writers import ExportFormat, open_writer
-    from api.formats.message_tables import only_messages, output_schema
+    from api.formats.message_tables import output_schema, refuse_undecodable_entries
     from api.formats.position_text import parse_start
     from storage.entries.chunk_assembler import ChunkAssembler
     from storage.model import EARLIEST
@@ -161,16 +163,16 @@ def _export(
     reader = source.reader(start, choices.read_compacted, OffsetReset.EARLIEST if since is None else OffsetReset.FAIL)
     number = 1 if last is None else last.number + 1
     name = folder.file_name(number, choices.format)
-    folder.check_free(number)
+    folder.check_number_is_free(number)
     schema = output_schema(choices.key_encoding, choices.value_encoding)
-    chunks, counts = ChunkAssembler(), _Counts()
+    chunks, counts = ChunkAssembler(), _ExportCounts()
     try:
-        rows = only_messages(reader.stream_rows(), str(source.name), _AFTER_ENTRY)
-        tables = counts.counted(_tables(rows, source.name.partition, schema, chunks, start.delivered))
+        rows = refuse_undecodable_entries(reader.stream_rows(), str(source.name), _AFTER_ENTRY)
+        tables = counts.count_messages(_message_tables(rows, source.name.partition, schema, chunks, start.delivered))
         first = next(tables, None)
         if first is None and since is not None:
             return None
-        with folder.create(name) as stream:
+        with folder.create_file(name) as stream:
             writer = open_writer(ExportFormat(choices.format), stream, schema)  # type: ignore[arg-type]
             if first is not None:
                 writer.write(first)
@@ -199,22 +201,23 @@ def _export(
         deletions=counts.deletions,
         since=since,
         position=ExportPosition(
-            _position(reader, chunks, counts.last_publish_time).to_token(), str(source.record.uid)
+            _next_position(reader, chunks, counts.last_publish_time).to_token(), str(source.record.uid)
         ).text,
     )
-    folder.publish(manifest)
+    folder.publish_manifest(manifest)
     return manifest
 
 
 @dataclass
-class _Counts:
+class _ExportCounts:
     """Counts of exported messages. `deletions`: those with a key and without a value."""
 
     messages: int = 0
     deletions: int = 0
     last_publish_time: int = 0
 
-    def counted(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    def count_messages(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """Yield the tables unchanged, and count their messages."""
         import pyarrow.compute as pc
 
         for table in tables:
@@ -226,21 +229,21 @@ class _Counts:
             yield table
 
 
-def _tables(
+def _message_tables(
     rows: Iterator[pa.RecordBatch], partition: int, schema: pa.Schema, chunks: ChunkAssembler, delivered: int
 ) -> Iterator[pa.Table]:
-    """Yield the messages of rows after the offset `delivered`, none of the tables empty."""
+    """Yield the messages after the offset `delivered` as tables. No table is empty."""
     import pyarrow.compute as pc
 
-    from api.formats.message_tables import output_table, whole_messages
+    from api.formats.message_tables import assemble_chunked_messages, output_table
 
-    for batch in whole_messages(rows, partition, chunks):
+    for batch in assemble_chunked_messages(rows, partition, chunks):
         later = batch.filter(pc.greater(batch.column("offset"), delivered)) if delivered >= 0 else batch
         if len(later):
             yield output_table(later, schema, partition)
 
 
-def _position(reader: PageReader, chunks: ChunkAssembler, last_publish_time: int) -> ContinuationToken:
+def _next_position(reader: PageReader, chunks: ChunkAssembler, last_publish_time: int) -> ContinuationToken:
     """Return where the next export begins: at a chunked message that is not complete, else after the last message."""
     from dataclasses import replace
 

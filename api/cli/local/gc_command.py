@@ -60,14 +60,14 @@ def collect_garbage(
             on_object=lambda info: print_line(info.name),
         )
         if yes and not names:
-            _sweep(environment)
-        _report(reports, "Deleted" if yes else "Would delete")
+            _remove_sealed_segment_files(environment)
+        _report_collection(reports, "Deleted" if yes else "Would delete")
     if not yes and not dry_run:
         say("Nothing was deleted: give --yes" + (" if no other database has these topics" if unknown_topics else ""))
 
 
-def _sweep(environment: Environment) -> None:
-    """Remove the local files of segments that ledgers replaced long enough ago."""
+def _remove_sealed_segment_files(environment: Environment) -> None:
+    """Remove the local files of segments that were sealed into ledgers long enough ago."""
     from storage.log.log_manager import LogManager
 
     removed = LogManager(environment).remove_sealed_files()
@@ -75,8 +75,9 @@ def _sweep(environment: Environment) -> None:
         say(f"Removed the files of {counted(removed, 'sealed segment')}")
 
 
-def _report(reports: Iterator[CollectionResult], verb: str) -> None:
-    """Report a line for each topic with garbage, and the sum. Raises the first error after the last topic."""
+def _report_collection(reports: Iterator[CollectionResult], verb: str) -> None:
+    """Report a line for each topic with garbage, and the sum. The iteration collects the garbage. Raises the first
+    error after the last topic."""
     from compactor.maintenance.garbage import ObjectTotals
 
     total, failed = ObjectTotals(), None
@@ -84,7 +85,7 @@ def _report(reports: Iterator[CollectionResult], verb: str) -> None:
         failed = failed or report.error
         if report.error is not None:
             say(f"{report.topic or report.topic_uid}: {report.error.message}")
-        elif line := summary(report):
+        elif line := garbage_line(report):
             say(line)
         if report.topic is not None or report.deleted:
             total += report.total
@@ -93,7 +94,7 @@ def _report(reports: Iterator[CollectionResult], verb: str) -> None:
         raise failed
 
 
-def summary(report: CollectionResult) -> str:
+def garbage_line(report: CollectionResult) -> str:
     """Return the line about a topic's garbage; empty if it has none."""
     parts = [
         f"{counted(totals.count, kind.value.removesuffix('s'))} ({size(totals.bytes)})"

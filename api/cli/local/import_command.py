@@ -107,11 +107,12 @@ def import_files(
 def _import_messages(
     settings: Settings, topic: TopicName, sources: list[tuple[str, Iterator[Table]]], ledger_bytes: int
 ) -> None:
-    """Append files, each a name and its messages, in order."""
+    """Append the messages of files to a topic, in order, as sealed ledgers. `sources`: the name and the messages of
+    each file."""
     with (
         open_for_writing(settings) as environment,
         AppendTarget(environment, topic, keeps_unused=False) as target,
-        target.writing(lambda opened: bulk_writer(opened, ledger_bytes)) as (writer, lease),
+        target.hold_writer(lambda opened: bulk_writer(opened, ledger_bytes)) as (writer, lease),
     ):
         for number, (file, tables) in enumerate(sources):
             started = time.perf_counter()

@@ -46,13 +46,13 @@ def dump_log(
 
     Changes nothing. Ends with exit code 7 if the segment or ledger is damaged.
     """
-    document = partial(_document, keys_only=keys_only, key_encoding=key_encoding, value_encoding=value_encoding)
+    document = partial(_message_document, keys_only=keys_only, key_encoding=key_encoding, value_encoding=value_encoding)
     if not (what.isascii() and what.isdigit() and len(what) < 20):
-        good = _print_lines(_segment_lines(Path(what), -1), document)
+        good = _print_lines_and_check_intact(_segment_lines(Path(what), -1), document)
     else:
         with open_for_reading(context.obj) as environment:
-            topic, extent = _find(environment, int(what))
-            good = _print_lines(_lines_of(environment, topic, extent), document)
+            topic, extent = _find_extent(environment, int(what))
+            good = _print_lines_and_check_intact(_extent_lines(environment, topic, extent), document)
     if not good:
         raise typer.Exit(exit_codes.DATA_LOSS)
 
@@ -90,7 +90,7 @@ def seal_segments(
         remaining: list[CompactorError] = []
         for topic in opened:
             try:
-                _seal(topic, accept_loss, again=bool(names))
+                _seal_rolled_segments(topic, accept_loss, again=bool(names))
             except (DataLoss, Misconfigured) as error:
                 remaining.append(error)
         if opened:
@@ -105,7 +105,7 @@ def seal_segments(
                 environment.log.check_is_local(topic.name, unsealed)
 
 
-def _seal(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
+def _seal_rolled_segments(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
     """Seal the rolled segments of a topic, and report it. `again`: also segments whose sealing was abandoned.
 
     Raises DataLoss, Misconfigured.
@@ -140,13 +140,13 @@ def roll_topic(
         log_manager.roll(opened.record, accept_loss=accept_loss)
         before = len(log_manager.rolled_segments(opened.record))
         if seal or accept_loss:
-            _seal(opened, accept_loss)
+            _seal_rolled_segments(opened, accept_loss)
         waiting = len(log_manager.rolled_segments(opened.record))
     result = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
     print_line(f"Topic {opened.name} rolled{result}, {counted(waiting, 'segment')} to be sealed")
 
 
-def _find(environment: Environment, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
+def _find_extent(environment: Environment, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
     """Return the topic and the raw ledger or unsealed segment with an id. Raises NotFound."""
     from storage.metadata.records import SegmentState
 
@@ -160,7 +160,7 @@ def _find(environment: Environment, ledger_id: int) -> tuple[TopicRecord, Ledger
     raise NotFound(f"there is no raw ledger {ledger_id}", "see `compactor topics stats`, or give a segment's file")
 
 
-def _lines_of(environment: Environment, topic: TopicRecord, extent: LedgerRecord | SegmentRecord) -> Iterator[Line]:
+def _extent_lines(environment: Environment, topic: TopicRecord, extent: LedgerRecord | SegmentRecord) -> Iterator[Line]:
     from storage.log.segment import SegmentPaths
     from storage.model import LedgerRecord
 
@@ -197,7 +197,7 @@ def _frame_lines(frame: ScannedFrame, ledger_id: int, partition: int) -> Iterato
         return
     placed = frame.entry_id is not None and frame.offset is not None
     entry = StoredEntry(frame.entry_id or 0, frame.offset or 0, frame.data, frame.header)
-    for message, slot in _messages(unpack([entry], ledger_id), partition):
+    for message, slot in _messages_with_row_types(unpack([entry], ledger_id), partition):
         if not placed:
             message = replace(message, offset=-1)
         yield place | {"slot": slot, "message": message}
@@ -219,12 +219,12 @@ def _ledger_lines(environment: Environment, topic: TopicRecord, ledger: LedgerRe
         except DataLoss as error:
             yield place | {"frame": "damaged", "first_offset": group.first_offset, "problem": error.message}
             continue
-        for message, slot in _messages(table, topic.name.partition):
+        for message, slot in _messages_with_row_types(table, topic.name.partition):
             yield place | {"frame": "ok", "slot": slot, "message": message}
 
 
-def _messages(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
-    """Yield each row as a message, with the name of its slot's type."""
+def _messages_with_row_types(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
+    """Yield each row as a message, with the name of its row type."""
     from storage.entries.chunk_assembler import row_messages
     from storage.ledger.rows import RowType
 
@@ -233,7 +233,7 @@ def _messages(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
         yield message, RowType(slot).name.lower()
 
 
-def _print_lines(lines: Iterator[Line], document: Callable[[Message], Line]) -> bool:
+def _print_lines_and_check_intact(lines: Iterator[Line], document: Callable[[Message], Line]) -> bool:
     """Print all lines as JSON, with the fields of their messages. Return True if none reports damage."""
     import msgspec
 
@@ -247,21 +247,23 @@ def _print_lines(lines: Iterator[Line], document: Callable[[Message], Line]) -> 
     return good
 
 
-def _document(message: Message, keys_only: bool, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Line:
+def _message_document(
+    message: Message, keys_only: bool, key_encoding: TextEncoding, value_encoding: TextEncoding
+) -> Line:
     has_id = message.offset >= 0
     document: Line = {
         "message_id": str(message.message_id) if has_id else None,
         "offset": message.offset if has_id else None,
-        "key": _text(message.key, key_encoding),
+        "key": _escaped_text(message.key, key_encoding),
         "publish_time": message.publish_time,
     }
     if not keys_only:
-        document["value"] = _text(message.payload, value_encoding)
+        document["value"] = _escaped_text(message.payload, value_encoding)
         document["properties"] = dict(message.properties)
     return document
 
 
-def _text(data: bytes | None, encoding: TextEncoding) -> str | None:
+def _escaped_text(data: bytes | None, encoding: TextEncoding) -> str | None:
     """Return bytes as text; bytes that are not UTF-8 are escaped, because a dump must not fail."""
     if data is None:
         return None

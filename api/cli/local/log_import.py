@@ -12,7 +12,7 @@ from storage.errors import InvalidInput
 
 if TYPE_CHECKING:
     from api.formats.inputs import EmptyValues
-    from api.formats.kafka_segments import KafkaPartition, LeftOut
+    from api.formats.kafka_segments import KafkaPartition, OmittedRecords
     from api.settings.settings import Settings
     from storage.environment import Environment
     from storage.log.bulk_append import BulkAppendResult
@@ -31,22 +31,22 @@ def import_kafka_segments(
     with open_paths(paths, settings.s3_endpoint or None) as files:
         partitions = find_partitions(files)
         with open_for_writing(settings) as environment:
-            targets = _targets(environment, topic, partitions)
+            targets = _target_topics(environment, topic, partitions)
             for partition, name in zip(partitions, targets, strict=True):
                 producer = f"kafka:{partition.label if partition.topic else name.topic}"
                 reader = PartitionReader(partition, producer, empty_values)
                 started = time.perf_counter()
                 with (
                     AppendTarget(environment, name) as target,
-                    target.writing(lambda opened: bulk_writer(opened, ledger_bytes)) as (writer, lease),
+                    target.hold_writer(lambda opened: bulk_writer(opened, ledger_bytes)) as (writer, lease),
                 ):
                     appended = writer.append_under(lease, reader.tables())
                     label = partition.label or str(name)
-                    _report(label, appended, time.perf_counter() - started)
-                    _report_left_out(label, partition.segments[-1].name, reader.left_out)
+                    _report_import(label, appended, time.perf_counter() - started)
+                    _report_omitted_records(label, partition.segments[-1].name, reader.omitted)
 
 
-def _targets(environment: Environment, topic: TopicName, partitions: list[KafkaPartition]) -> list[TopicName]:
+def _target_topics(environment: Environment, topic: TopicName, partitions: list[KafkaPartition]) -> list[TopicName]:
     """Return the topic or partition to which each partition of Kafka goes. Raises InvalidInput if there is none."""
     partitioned = environment.metadata.partitions.find(topic)
     highest = partitions[-1].number
@@ -70,25 +70,25 @@ def _targets(environment: Environment, topic: TopicName, partitions: list[KafkaP
     return [topic.of_partition(partition.number) for partition in partitions]
 
 
-def _report(label: str, appended: BulkAppendResult, seconds: float) -> None:
+def _report_import(label: str, appended: BulkAppendResult, seconds: float) -> None:
     say(
         f"{label}: {counted(appended.messages, 'message')}, {size(appended.logical_bytes)} in "
         f"{counted(len(appended.ledgers), 'ledger')} ({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
     )
 
 
-def _report_left_out(label: str, newest: str, left_out: LeftOut) -> None:
-    if left_out.aborted_records:
-        say(f"{label}: left out {counted(left_out.aborted_records, 'record')} of aborted transactions")
-    if left_out.open_from is not None:
+def _report_omitted_records(label: str, newest: str, omitted: OmittedRecords) -> None:
+    if omitted.aborted_records:
+        say(f"{label}: left out {counted(omitted.aborted_records, 'record')} of aborted transactions")
+    if omitted.open_from is not None:
         say(
-            f"{label}: left out {counted(left_out.unstable_records, 'record')} from offset {left_out.open_from} on: a "
-            f"transaction of producer id {left_out.open_producer} is open there, and readers with read_committed wait "
+            f"{label}: left out {counted(omitted.unstable_records, 'record')} from offset {omitted.open_from} on: a "
+            f"transaction of producer id {omitted.open_producer} is open there, and readers with read_committed wait "
             "for its end, too"
         )
-    if left_out.torn_bytes:
+    if omitted.torn_bytes:
         say(
-            f"{label}: left out the last {size(left_out.torn_bytes)} of {newest}, from position {left_out.torn_at} on: "
+            f"{label}: left out the last {size(omitted.torn_bytes)} of {newest}, from position {omitted.torn_at} on: "
             "they are no whole batch; a broker that runs, or was killed, leaves such an end"
         )
 
@@ -105,17 +105,17 @@ def import_pulsar_ledgers(settings: Settings, topic: TopicName, paths: list[str]
         with (
             open_for_writing(settings) as environment,
             AppendTarget(environment, topic) as target,
-            target.writing(lambda opened: bulk_writer(opened, DEFAULT_LEDGER_BYTES)) as (writer, lease),
+            target.hold_writer(lambda opened: bulk_writer(opened, DEFAULT_LEDGER_BYTES)) as (writer, lease),
         ):
             sources = [SourceLedger(ledger.ledger_id, ledger.entries()) for ledger in ledgers]
             appended = writer.append_ledgers_under(lease, sources)
-            _report(ledgers[0].index.managed_ledger or paths[0], appended, time.perf_counter() - started)
+            _report_import(ledgers[0].index.managed_ledger or paths[0], appended, time.perf_counter() - started)
             pairs = zip(ledgers, appended.ledgers, strict=True)
-            _report_new_ids([(ledger.ledger_id, stored.ledger_id) for ledger, stored in pairs])
+            _report_changed_ledger_ids([(ledger.ledger_id, stored.ledger_id) for ledger, stored in pairs])
 
 
-def _report_new_ids(ids: list[tuple[int, int]]) -> None:
-    """Report the ledgers whose ids are not those that they had. `ids`: of each, there and here."""
+def _report_changed_ledger_ids(ids: list[tuple[int, int]]) -> None:
+    """Report the ledgers that got another id. `ids`: the id of each ledger in Pulsar, and its id here."""
     changed = [f"{source} is {stored} here" for source, stored in ids if source != stored]
     if changed:
         more = f", and {len(changed) - SHOWN_LEDGERS} more" if len(changed) > SHOWN_LEDGERS else ""

@@ -60,7 +60,8 @@ def list_objects(context: typer.Context, topic: Topic, output: Output = OutputFo
 
 
 def has_relative_offsets(ledger: LedgerRecord) -> bool:
-    """Return whether the offsets of a ledger's rows count from 0 instead of its first offset: a task has written it."""
+    """Return whether the offsets of a ledger's rows count from 0 instead of its first offset, as in ledgers that Spark
+    wrote."""
     parsed = names.parse(ledger.rows.name)
     return parsed is not None and parsed.is_of_task
 

@@ -16,7 +16,7 @@ from storage.errors import InvalidInput
 from storage.model import TopicName
 
 
-def topic_policies(
+def show_or_change_policies(
     context: typer.Context,
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help=TOPIC_HELP, show_default=False)] = None,
     namespace: Annotated[

@@ -52,7 +52,7 @@ def produce_messages(
     from api.background.sealer_process import BackgroundSealer
     from api.formats.batch_container import BatchMessageContainer, rows_and_pauses
     from api.formats.inputs import check_file
-    from api.formats.jsonl import read_rows
+    from api.formats.jsonl import read_json_lines
     from storage.errors import InvalidRecord
     from storage.ledger.rows import CompressionType
 
@@ -65,23 +65,23 @@ def produce_messages(
         BackgroundSealer(context.obj, topic, say) as sealer,
         AppendTarget(environment, topic) as target,
     ):
-        rows = read_rows(file, key_encoding, value_encoding, lambda _: _REMEDY, default_key)
+        rows = read_json_lines(file, key_encoding, value_encoding, lambda _: _REMEDY, default_key)
         limit = environment.metadata.policies.effective(target.topic.record).max_message_bytes
         container = BatchMessageContainer(batch, limit, CompressionType[compression.upper()], environment.clock)
         produced = AppendReceipts(topic.partition, ids)
         is_complete = False
         try:
-            with target.writing(
+            with target.hold_writer(
                 lambda opened: opened.append_log(wait * 1000, sealer.wake, on_held=lease_wait_reporter(wait))
             ) as log:
-                for entry in container.entries(rows_and_pauses(rows, linger / 1000) if batch > 1 else rows):
+                for entry in container.encode_entries(rows_and_pauses(rows, linger / 1000) if batch > 1 else rows):
                     # No message may be appended after one that failed.
-                    log.submit(entry, produced.add_answer, produced.raise_first_error)
+                    log.submit(entry, produced.add_outcome, produced.raise_first_error)
             produced.raise_first_error()
             is_complete = True
         except InvalidRecord as error:
             raise InvalidRecord(
-                with_file_name(container.prefix_lines_of_last_entry(error.message), file), error.remedy
+                with_file_name(container.prefix_with_last_entry_lines(error.message), file), error.remedy
             ) from error
         finally:
             rest = "" if is_complete else f"; lines from {produced.messages + 1} on, if any, were not"
@@ -90,7 +90,7 @@ def produce_messages(
 
 
 class AppendReceipts:
-    """The receipts of appended entries. The log calls `add_answer` in the order of the entries, from a thread of its
+    """The receipts of appended entries. The log calls `add_outcome` in the order of the entries, from a thread of its
     own.
 
     `messages`: the number of messages that were acknowledged.
@@ -102,7 +102,7 @@ class AppendReceipts:
         self._show_ids = show_ids
         self._error: CompactorError | None = None
 
-    def add_answer(self, answer: AppendOutcome) -> None:
+    def add_outcome(self, answer: AppendOutcome) -> None:
         """Count the messages of an appended entry, and print their ids if requested; keep the first error for
         `raise_first_error`."""
         if isinstance(answer, CompactorError):
@@ -111,7 +111,7 @@ class AppendReceipts:
         self.messages += answer.messages
         if self._show_ids:
             try:
-                self._show(answer)
+                self._print_ids(answer)
             except OSError as error:  # the log accepts no errors from its callback, and continues
                 self._show_ids = False
                 discard_output()
@@ -120,7 +120,7 @@ class AppendReceipts:
                     "acknowledged messages are kept: see them with `compactor read`, then produce the lines after them",
                 )
 
-    def _show(self, appended: AppendResult) -> None:
+    def _print_ids(self, appended: AppendResult) -> None:
         first = appended.first.message_id
         for number in range(appended.messages):
             index = first.batch_index + number if first.batch_index >= 0 else -1

@@ -72,12 +72,12 @@ def query_topic(
 
     with open_for_reading(context.obj) as environment:
         topics = [OpenTopic(environment, record) for record in names.topics(environment, topic)]
-        columns = _columns(environment, topic, key_encoding, value_encoding)
+        columns = _schema_columns(environment, topic, key_encoding, value_encoding)
         with open_query(topics, topic.topic, columns, QueryLimits(limit, external_access), raw=raw) as query:
-            _write(query.rows(text), output_format, to)
+            _write_result(query.execute(text), output_format, to)
 
 
-def _columns(
+def _schema_columns(
     environment: Environment, topic: TopicName, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> SchemaColumns:
     """Return the columns of keys and values, by the topic's schema if it has one."""
@@ -89,17 +89,17 @@ def _columns(
     return schema_columns(schemas.versions(topic, known), key_encoding, value_encoding)
 
 
-def _write(result: ResultRows, output_format: ResultFormat, to: str) -> None:
+def _write_result(result: ResultRows, output_format: ResultFormat, to: str) -> None:
     from api.formats.result_writers import write_csv, write_json_lines, write_parquet_rows
 
     if output_format == "table":
         _print_table(result)
         return
-    from api.formats.output_file import whole_file
+    from api.formats.output_file import atomic_output_file
 
     is_shown = to == STDOUT and is_terminal(sys.stdout)
-    write_text = write_json_lines if output_format == "jsonl" else partial(write_csv, display=_text_for(is_shown))
-    with whole_file(to) as target:
+    write_text = write_json_lines if output_format == "jsonl" else partial(write_csv, display=_text_escaper(is_shown))
+    with atomic_output_file(to) as target:
         if output_format == "parquet":
             count = write_parquet_rows(target, result)
         elif isinstance(target, str):
@@ -113,15 +113,15 @@ def _write(result: ResultRows, output_format: ResultFormat, to: str) -> None:
         say(f"{to}: {counted(count, 'row')}")
 
 
-def _text_for(is_shown: bool) -> Callable[[str], str]:
-    """Return what makes a text of a cell: on a terminal without characters that could control it."""
+def _text_escaper(is_shown: bool) -> Callable[[str], str]:
+    """Return the function that escapes a text: `escape_controls` for a terminal, else one that changes nothing."""
     return escape_controls if is_shown else str
 
 
 def _print_table(result: ResultRows) -> None:
     from api.cli.kit.tables import print_table
-    from api.formats.result_writers import cell_text, python_rows
+    from api.formats.result_writers import cell_text, json_compatible_rows
 
-    rows = [["null" if text is None else text for text in map(cell_text, row)] for row in python_rows(result)]
+    rows = [["null" if text is None else text for text in map(cell_text, row)] for row in json_compatible_rows(result)]
     if result.schema.names:
         print_table(result.schema.names, rows)

@@ -31,8 +31,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from api.broker.schema_columns import JSON, Column, SchemaColumns
-from api.cli.local.topic_dataset import MESSAGE_COLUMNS, OffsetSet, TopicDataset, TopicPieces
-from api.formats.result_writers import ResultRows, json_field
+from api.cli.local.topic_dataset import MESSAGE_COLUMNS, OffsetSet, ScanSource, TopicDataset
+from api.formats.result_writers import ResultRows, mark_as_json
 from storage.errors import InvalidInput, Misconfigured, Unavailable
 from storage.reading.newest_offsets import NewestOffset
 from storage.reading.newest_scan import NewestScan
@@ -58,7 +58,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class QueryLimits:
-    """The bounds of a query. `reads_files`: SQL may read and write files and addresses."""
+    """The limits of a query. `memory_bytes`: memory of DuckDB. `reads_files`: SQL may read and write files and
+    addresses."""
 
     memory_bytes: int
     reads_files: bool = False
@@ -87,7 +88,7 @@ def open_query(
     """Open a topic, or the partitions of one, for SQL; it is closed at the end of the context.
 
     `name`: of the table, beside `topic`. `raw`: all raw messages, deletions among them, instead of the newest values.
-    Raises as the module says.
+    Raises InvalidInput, Unavailable, Misconfigured, and the errors of reads.
     """
     duckdb = _load_duckdb()
     with tempfile.TemporaryDirectory(prefix="compactor-query-") as folder:
@@ -99,7 +100,7 @@ def open_query(
         with closing(duckdb.connect(":memory:", config=config)) as connection, ThreadPoolExecutor(1) as thread:
             query = TopicQuery(duckdb, connection, thread, name, limits)
             connection.execute("SET TimeZone = 'UTC'")
-            query.make_table(topics, columns, raw=raw)
+            query.create_topic_views(topics, columns, raw=raw)
             if not limits.reads_files:
                 connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
@@ -107,7 +108,7 @@ def open_query(
 
 
 class TopicQuery:
-    """An open topic."""
+    """An in-memory DuckDB database with a topic as a view, which executes SQL."""
 
     def __init__(
         self, duckdb: ModuleType, connection: Any, thread: ThreadPoolExecutor, name: str, limits: QueryLimits
@@ -117,19 +118,19 @@ class TopicQuery:
         self._names = list(dict.fromkeys((TABLE, name))) if name.lower() != TABLE else [TABLE]
         self._datasets: list[TopicDataset] = []
 
-    def rows(self, sql: str) -> ResultRows:
+    def execute(self, sql: str) -> ResultRows:
         """Execute SQL; return the rows of its last statement, the only one that may have rows.
 
-        Raises as the module says, also from the iterator.
+        Raises InvalidInput, Unavailable, and the errors of reads, also from the iterator.
         """
-        with self._own_errors():
+        with self._convert_duckdb_errors():
             self._check_one_result(sql)
-            relation = self._wait(lambda: self._connection.sql(sql))
+            relation = self._run_interruptibly(lambda: self._connection.sql(sql))
             if relation is None:
                 return ResultRows(pa.schema([]), iter(()))
-            reader = self._wait(lambda: relation.to_arrow_reader(_BATCH_ROWS))
+            reader = self._run_interruptibly(lambda: relation.to_arrow_reader(_BATCH_ROWS))
             fields = zip(reader.schema, relation.types, strict=True)
-            return ResultRows(pa.schema([_marked(*each) for each in fields]), self._batches(reader))
+            return ResultRows(pa.schema([_mark_json_fields(*each) for each in fields]), self._stream_batches(reader))
 
     def _check_one_result(self, sql: str) -> None:
         """Raise InvalidInput if a statement before the last one is a query, whose rows would not be shown."""
@@ -141,13 +142,15 @@ class TopicQuery:
                     "run a command for each, or make them one query, with WITH or UNION ALL",
                 )
 
-    def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        with self._own_errors(pa.ArrowException, OSError):  # which a stream of Arrow makes of an error of DuckDB
-            while (batch := self._wait(lambda: next(reader, None))) is not None:
+    def _stream_batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        with self._convert_duckdb_errors(
+            pa.ArrowException, OSError
+        ):  # which a stream of Arrow makes of an error of DuckDB
+            while (batch := self._run_interruptibly(lambda: next(reader, None))) is not None:
                 yield batch
 
-    def _wait(self, call: Callable[[], Value]) -> Value:
-        """Return what a call returns that may take long; it runs in a thread, so that a signal ends it.
+    def _run_interruptibly(self, call: Callable[[], Value]) -> Value:
+        """Run a long call in a thread, so that Ctrl-C ends the query, and return the result.
 
         DuckDB runs no handler of Python while it executes.
         """
@@ -158,32 +161,34 @@ class TopicQuery:
             self._connection.interrupt()
             raise
 
-    def make_table(self, topics: Sequence[Topic], columns: SchemaColumns, *, raw: bool) -> None:
-        """Make the view of the topics."""
+    def create_topic_views(self, topics: Sequence[Topic], columns: SchemaColumns, *, raw: bool) -> None:
+        """Create the views that SQL reads: the newest value of each key, or with `raw` all messages."""
         self._has_structures = columns.key.structure is not None or columns.value.structure is not None
-        with self._own_errors():
+        with self._convert_duckdb_errors():
             if raw:
-                pieces = [TopicPieces(topic, topic.scan(ScanRange()), True) for topic in topics]
-                self._register(_MESSAGES, pieces, columns)
-                self._create_views([f"SELECT {_shown(columns)} FROM {_MESSAGES}"])
+                pieces = [ScanSource(topic, topic.scan(ScanRange()), True) for topic in topics]
+                self._register_dataset(_MESSAGES, pieces, columns)
+                self._create_views([f"SELECT {_select_list(columns)} FROM {_MESSAGES}"])
                 return
             scans = [(topic, topic.scan_newest()) for topic in topics]
-            parts = [TopicPieces(topic, scan.compacted, False) for topic, scan in scans if scan.compacted]
-            tails = [TopicPieces(topic, scan.tail, True) for topic, scan in scans if scan.tail]
-            self._register(_COMPACTED, parts, columns)
-            self._register(_MESSAGES, tails, columns)
+            parts = [ScanSource(topic, scan.compacted, False) for topic, scan in scans if scan.compacted]
+            tails = [ScanSource(topic, scan.tail, True) for topic, scan in scans if scan.tail]
+            self._register_dataset(_COMPACTED, parts, columns)
+            self._register_dataset(_MESSAGES, tails, columns)
             create = (
                 f'CREATE TEMP TABLE {_NEWEST} AS SELECT partition, key_bytes, max("offset") AS "offset" '
                 f"FROM {_MESSAGES} WHERE key_bytes IS NOT NULL GROUP BY partition, key_bytes"
             )
-            self._wait(lambda: self._connection.execute(create))
-            self._order_by_event(scans)
-            self._register(_TAIL, [replace(tail, newest=self._newest_of(tail.topic)) for tail in tails], columns)
+            self._run_interruptibly(lambda: self._connection.execute(create))
+            self._replace_newest_by_event_time(scans)
+            self._register_dataset(
+                _TAIL, [replace(tail, newest=self._newest_offsets(tail.topic)) for tail in tails], columns
+            )
             is_newest = f'EXISTS (FROM {_NEWEST} n WHERE n.partition = m.partition AND n."offset" = m."offset")'
             has_later = f"EXISTS (FROM {_NEWEST} n WHERE n.partition = m.partition AND n.key_bytes = m.key_bytes)"
             is_by_event = any(scan.newest_of is not None for _, scan in scans)
             condition = f"({is_newest} OR NOT {has_later})" if is_by_event else f"NOT {has_later}"
-            visible = _shown(columns)
+            visible = _select_list(columns)
             self._create_views(
                 (
                     f"SELECT {visible} FROM {_COMPACTED} m WHERE NOT is_deletion AND {condition}",
@@ -191,8 +196,8 @@ class TopicQuery:
                 )
             )
 
-    def _newest_of(self, topic: Topic) -> OffsetSet:
-        """Return the offsets of the newest messages of a topic's keys."""
+    def _newest_offsets(self, topic: Topic) -> OffsetSet:
+        """Return the offsets of the newest messages of a topic's keys, from the temporary table."""
         own = f'FROM {_NEWEST} WHERE partition = {topic.name.partition} AND "offset" <> {_NO_OFFSET}'
         ((first, last),) = self._connection.sql(f'SELECT min("offset"), max("offset") {own}').fetchall()
         if first is None:
@@ -202,8 +207,9 @@ class TopicQuery:
             offsets.add(batch.column(0).to_numpy())
         return offsets
 
-    def _order_by_event(self, scans: Sequence[tuple[Topic, NewestScan]]) -> None:
-        """Replace the offsets of `newest` in topics in event-time order, where the last message is not the newest."""
+    def _replace_newest_by_event_time(self, scans: Sequence[tuple[Topic, NewestScan]]) -> None:
+        """Replace the newest offsets of topics in event-time order by those of the key indexes, since the last message
+        of a key need not be its newest."""
         for topic, scan in scans:
             if scan.newest_of is None:
                 continue
@@ -212,27 +218,28 @@ class TopicQuery:
             self._connection.execute(f"DELETE {own}")
             for batch in keys.to_batches(_KEYS):
                 offsets = scan.newest_of(batch.column(0).to_pylist())
-                places = [_offset_of(newest) for newest in offsets.values()]
+                places = [_value_offset(newest) for newest in offsets.values()]
                 table = pa.table({"key_bytes": pa.array(list(offsets), pa.binary()), "offset": places})
-                self._connection.register(_bare(_SEARCHED), table)
+                self._connection.register(_unquote(_SEARCHED), table)
                 self._connection.execute(
                     f'INSERT INTO {_NEWEST} SELECT {topic.name.partition}, key_bytes, "offset" FROM {_SEARCHED}'
                 )
-                self._connection.unregister(_bare(_SEARCHED))
+                self._connection.unregister(_unquote(_SEARCHED))
 
-    def _register(self, name: str, sources: Sequence[TopicPieces], columns: SchemaColumns) -> None:
+    def _register_dataset(self, name: str, sources: Sequence[ScanSource], columns: SchemaColumns) -> None:
         dataset = TopicDataset(sources, columns)
         self._datasets.append(dataset)
-        self._connection.register(_bare(name), dataset)
+        self._connection.register(_unquote(name), dataset)
 
     def _create_views(self, selects: Iterable[str]) -> None:
         body = " UNION ALL ".join(selects)
         for name in self._names:
-            self._connection.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {body}")
+            self._connection.execute(f"CREATE TEMP VIEW {_quote_identifier(name)} AS {body}")
 
     @contextmanager
-    def _own_errors(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Raise the cause of an error of DuckDB, or of other `kinds`; or one that says what is wrong with the SQL."""
+    def _convert_duckdb_errors(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Convert an error of DuckDB, or of `kinds`, to InvalidInput or Unavailable. A read's own error is raised
+        instead."""
         try:
             yield
         except (self._duckdb.Error, *kinds) as error:
@@ -242,12 +249,14 @@ class TopicQuery:
             if str(error).startswith(_OUT_OF_MEMORY):
                 raise Unavailable(
                     f"the query needs more than {self._limits.memory_bytes:,} bytes of memory, or more room in "
-                    f"{tempfile.gettempdir()} ({_line(error)})",
+                    f"{tempfile.gettempdir()} ({_one_line_error(error)})",
                     "raise --memory-limit, or name another folder with TMPDIR",
                 ) from error
-            raise InvalidInput(f"the SQL failed: {_line(error)}", self._remedy(str(error))) from error
+            raise InvalidInput(
+                f"the SQL failed: {_one_line_error(error)}", self._sql_error_remedy(str(error))
+            ) from error
 
-    def _remedy(self, error: str) -> str:
+    def _sql_error_remedy(self, error: str) -> str:
         if _NO_JSON in error and self._has_structures:
             return (
                 "a value that is no JSON cannot be read by the schema; choose --value-encoding base64, which decodes "
@@ -255,22 +264,23 @@ class TopicQuery:
             )
         if error.startswith(_NOT_PERMITTED) and not self._limits.reads_files:
             return "choose --external-access, which lets the SQL read and write files and addresses"
-        names = " and ".join(map(_quoted, self._names))
-        columns = ", ".join(_quoted(name) if name == "offset" else name for name in MESSAGE_COLUMNS)
+        names = " and ".join(map(_quote_identifier, self._names))
+        columns = ", ".join(_quote_identifier(name) if name == "offset" else name for name in MESSAGE_COLUMNS)
         return f"correct it; the table is {names}, with the columns {columns}"
 
 
-def _offset_of(newest: NewestOffset | None) -> int:
+def _value_offset(newest: NewestOffset | None) -> int:
+    """Return the offset of a key's newest value; -1: it has none, or a tombstone."""
     return _NO_OFFSET if newest is None or newest.is_tombstone else newest.offset
 
 
-def _shown(columns: SchemaColumns) -> str:
-    """Return the columns of the view."""
-    special = {"key": _expression("key", columns.key), "value": _expression("value", columns.value)}
+def _select_list(columns: SchemaColumns) -> str:
+    """Return the columns of the view, as the select list of a SQL query."""
+    special = {"key": _column_expression("key", columns.key), "value": _column_expression("value", columns.value)}
     return ", ".join(special.get(name, f'"{name}"') for name in MESSAGE_COLUMNS)
 
 
-def _expression(name: str, column: Column) -> str:
+def _column_expression(name: str, column: Column) -> str:
     text = f"nullif({name}, '')"  # of a message that deletes its key, which is no JSON
     if column.structure is None:
         return name
@@ -280,32 +290,34 @@ def _expression(name: str, column: Column) -> str:
     return f"from_json({text}, '{structure}') AS {name}"
 
 
-def _marked(field: pa.Field, kind: Any) -> pa.Field:
-    """Return a field of a result with JSON marked, also inside of it. `kind`: its type in DuckDB."""
+def _mark_json_fields(field: pa.Field, kind: Any) -> pa.Field:
+    """Return an Arrow field with JSON marked, also in nested fields. `kind`: its type in DuckDB."""
     if str(kind) == "JSON":
-        return json_field(field)
+        return mark_as_json(field)
     match kind.id:
         case "struct":
-            members = [_marked(inner, of) for inner, (_, of) in zip(field.type.fields, kind.children, strict=True)]
+            members = [
+                _mark_json_fields(inner, of) for inner, (_, of) in zip(field.type.fields, kind.children, strict=True)
+            ]
             return field.with_type(pa.struct(members))
         case "map":
-            item = _marked(field.type.item_field, kind.children[1][1])
+            item = _mark_json_fields(field.type.item_field, kind.children[1][1])
             return field.with_type(pa.map_(field.type.key_field, item))
         case "list":
-            return field.with_type(pa.list_(_marked(field.type.value_field, kind.children[0][1])))
+            return field.with_type(pa.list_(_mark_json_fields(field.type.value_field, kind.children[0][1])))
     return field
 
 
-def _bare(name: str) -> str:
-    """Return a name of this module without its quotes."""
+def _unquote(name: str) -> str:
+    """Return a quoted SQL name without its quotes."""
     return name.strip('"')
 
 
-def _quoted(name: str) -> str:
+def _quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _line(error: Exception) -> str:
+def _one_line_error(error: Exception) -> str:
     """Return the first paragraph of an error of DuckDB, which says what is wrong, as one line."""
     text = str(error).partition("\n\n")[0]
     return re.sub(r"\s+", " ", text).strip()

@@ -75,7 +75,9 @@ def read_topic(
         source = open_topic(environment, topic)
         check_not_after_end(source, first)
         if follow:
-            _follow(source.reader(first, read_compacted, OffsetReset(reset)), limit, topic.partition, *encodings)
+            _follow_messages(
+                source.reader(first, read_compacted, OffsetReset(reset)), limit, topic.partition, *encodings
+            )
             return
         if file is not None:
             from api.formats.parquet import write_parquet
@@ -88,7 +90,7 @@ def read_topic(
         if output == "table":
             _print_table(messages, *encodings)
         else:
-            _print_lines(messages, *encodings)
+            _print_json_lines(messages, *encodings)
 
 
 def get_value(
@@ -111,10 +113,10 @@ def get_value(
     if message is None:
         say(f"compactor: the key {key!r} of {topic} has no value")
         raise typer.Exit(exit_codes.NO_VALUE)
-    (_print_table if output == "table" else _print_lines)([message], key_encoding, value_encoding)
+    (_print_table if output == "table" else _print_json_lines)([message], key_encoding, value_encoding)
 
 
-def _follow(
+def _follow_messages(
     reader: PageReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
     """Print messages as they arrive, up to `limit`, or until the process ends."""
@@ -129,13 +131,13 @@ def _follow(
             yield from reader.poll(ReadLimits(bytes=_PAGE_BYTES), _POLL_MS)
 
     try:
-        _print_lines(islice(messages(pages(), partition), limit), key_encoding, value_encoding)
+        _print_json_lines(islice(messages(pages(), partition), limit), key_encoding, value_encoding)
     finally:
         reader.close()
         stdout.flush()
 
 
-def _print_lines(messages: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
+def _print_json_lines(messages: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
     from api.formats.jsonl import JsonLinesWriter
 
     stdout = json_lines_stdout()
@@ -146,14 +148,14 @@ def _print_lines(messages: Iterable[Message], key_encoding: TextEncoding, value_
 
 
 def _print_table(messages: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
-    from api.formats.jsonl import as_text
+    from api.formats.jsonl import field_text
 
     rows = (
         {
             "message_id": message.message_id,
             "offset": message.offset,
-            "key": as_text(message.key, key_encoding, message, "key"),
-            "value": as_text(message.payload, value_encoding, message, "value"),
+            "key": field_text(message.key, key_encoding, message, "key"),
+            "value": field_text(message.payload, value_encoding, message, "value"),
             "publish_time": message.publish_time,
             "event_time": message.event_time,
         }

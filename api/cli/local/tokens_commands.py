@@ -41,7 +41,7 @@ def create_secret_key(
     from api.http.tokens import new_secret_key
 
     key = new_secret_key()
-    _put(output, base64.b64encode(key) + (b"" if output else b"\n") if base64_ else key)
+    _write_new_private_file(output, base64.b64encode(key) + (b"" if output else b"\n") if base64_ else key)
 
 
 def create_key_pair(
@@ -55,8 +55,8 @@ def create_key_pair(
     from api.http.tokens import new_key_pair
 
     private, public = new_key_pair(signature_algorithm)
-    _put(output_private_key, private)
-    _put(output_public_key, public)
+    _write_new_private_file(output_private_key, private)
+    _write_new_private_file(output_public_key, public)
 
 
 def create_jwks(
@@ -169,8 +169,8 @@ def _read_token(token: str | None) -> str:
     return text.strip()
 
 
-def _put(file: Path | None, content: bytes) -> None:
-    """Write to a new file that only its owner may read, or to stdout."""
+def _write_new_private_file(file: Path | None, content: bytes) -> None:
+    """Write content to a new file that only its owner may read; None: to stdout. Raises Conflict if the file exists."""
     if file is None:
         sys.stdout.buffer.write(content)
         sys.stdout.flush()

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from api.broker.schema_columns import Cells, SchemaColumns
-from api.formats.message_tables import message_ids, only_messages, whole_messages
+from api.formats.message_tables import assemble_chunked_messages, message_id_texts, refuse_undecodable_entries
 from storage.reading.scan import ScanPiece
 from storage.topic import Topic
 
@@ -59,12 +59,12 @@ class OffsetSet:
         self._bits = np.zeros((end - first + 7) // 8, np.uint8)
 
     def add(self, offsets: npt.NDArray[np.int64]) -> None:
-        """Add offsets between the bounds."""
+        """Add offsets, which must be between the bounds of the set."""
         places = offsets - self._first
         np.bitwise_or.at(self._bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
 
     def contains(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which of some offsets are in the set."""
+        """Return a mask of the offsets that are in the set."""
         inside = (offsets >= self._first) & (offsets < self._end)
         places = np.where(inside, offsets - self._first, 0)
         bits = self._bits[places >> 3] if len(self._bits) else np.zeros(len(places), np.uint8)
@@ -72,11 +72,9 @@ class OffsetSet:
 
 
 @dataclass(frozen=True)
-class TopicPieces:
-    """Pieces of a topic or partition, in order. `may_have_chunks` False: a compacted ledger has none.
-
-    `newest`: the offsets of messages with a key that count; None: all.
-    """
+class ScanSource:
+    """The pieces of a scan of one topic or partition, in order. `may_have_chunks`: chunked messages may be among them.
+    `newest`: the offsets of the messages with a key to return; None: all."""
 
     topic: Topic
     pieces: Sequence[ScanPiece]
@@ -85,20 +83,21 @@ class TopicPieces:
 
 
 class RowsScanner:
-    """A scan of a dataset. pyarrow's own reads ahead in threads, which would go on after the end of a query."""
+    """A scanner of a dataset that reads in the caller's thread. pyarrow's own reads ahead in threads, which would go on
+    after the end of a query."""
 
     def __init__(self, reader: pa.RecordBatchReader) -> None:
         self._reader = reader
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """Return the reader, which reads when it is asked, in the thread that asks."""
+        """Return the reader of the scan's record batches, which reads them on demand."""
         return self._reader
 
 
 class TopicDataset(ds.Dataset):
-    """A dataset of messages. `error`: the one that ended a scan; None: none did."""
+    """An Arrow dataset of a topic's messages. `error`: the error that ended a scan; None: none did."""
 
-    def __init__(self, sources: Sequence[TopicPieces], columns: SchemaColumns) -> None:
+    def __init__(self, sources: Sequence[ScanSource], columns: SchemaColumns) -> None:
         # Not `super().__init__`: pyarrow creates datasets by other means, and refuses it.
         self.error: Exception | None = None
         self._sources = sources
@@ -109,21 +108,23 @@ class TopicDataset(ds.Dataset):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns and their types."""
+        """Return the columns of the dataset and their types."""
         return self._schema
 
     def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: object) -> RowsScanner:
         """Return an object whose `to_reader` reads the columns (None: all) of the rows for which the filter is true."""
         chosen = self._schema.names if columns is None else list(columns)
-        read = list(dict.fromkeys((*chosen, *self._named_in(filter)))) or ["offset"]
-        batches = self._batches(self._schema_of(read), filter, chosen)
-        return RowsScanner(pa.RecordBatchReader.from_batches(self._schema_of(chosen), self._noting_errors(batches)))
+        read = list(dict.fromkeys((*chosen, *self._filter_columns(filter)))) or ["offset"]
+        batches = self._scan_batches(self._schema_of_columns(read), filter, chosen)
+        return RowsScanner(
+            pa.RecordBatchReader.from_batches(self._schema_of_columns(chosen), self._record_errors(batches))
+        )
 
-    def _schema_of(self, names: Sequence[str]) -> pa.Schema:
+    def _schema_of_columns(self, names: Sequence[str]) -> pa.Schema:
         return pa.schema([self._schema.field(name) for name in names])
 
-    def _named_in(self, condition: Any) -> list[str]:
-        """Return the columns that a filter names: those without which Arrow refuses it."""
+    def _filter_columns(self, condition: Any) -> list[str]:
+        """Return the columns that a filter expression names: those without which Arrow refuses it."""
         if condition is None:
             return []
         names = []
@@ -135,39 +136,40 @@ class TopicDataset(ds.Dataset):
                 names.append(name)
         return names
 
-    def _noting_errors(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _record_errors(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             yield from batches
         except Exception as error:
             self.error = self.error or error
             raise
 
-    def _batches(self, schema: pa.Schema, condition: Any, chosen: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _scan_batches(self, schema: pa.Schema, condition: Any, chosen: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for source in self._sources:
-            for batch in _rows(source, self._sources_of(schema.names)):
-                converted = self._converted(batch, schema, source.topic.name.partition)
+            for batch in _message_batches(source, self._stored_columns(schema.names)):
+                converted = self._convert_batch(batch, schema, source.topic.name.partition)
                 if condition is None:
                     yield converted.select(chosen)
                 else:
                     yield from pa.Table.from_batches([converted]).filter(condition).select(chosen).to_batches()
 
-    def _sources_of(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns of rows that some columns are made of, in a compacted ledger without chunks."""
+    def _stored_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the stored columns from which columns of the dataset are computed, in a compacted ledger without
+        chunks."""
         sources = ["slot", "offset", *(source for name in names for source in _SOURCES[name])]
         decoded = {"key": self._columns.key, "value": self._columns.value}
         if any(decoded[name].needs_metadata for name in names if name in decoded):
             sources.append("metadata")
         return tuple(dict.fromkeys(sources))
 
-    def _converted(self, batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.RecordBatch:
-        columns = [self._column(batch, field, partition) for field in schema]
+    def _convert_batch(self, batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.RecordBatch:
+        columns = [self._convert_column(batch, field, partition) for field in schema]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _column(self, batch: pa.RecordBatch, field: pa.Field, partition: int) -> pa.Array:
+    def _convert_column(self, batch: pa.RecordBatch, field: pa.Field, partition: int) -> pa.Array:
         metadata = batch.column("metadata") if "metadata" in batch.schema.names else None
         match field.name:
             case "message_id":
-                return message_ids(batch, partition)
+                return message_id_texts(batch, partition)
             case "key":
                 return self._columns.key.convert(Cells(batch.column("key"), batch.column("offset"), metadata))
             case "value":
@@ -177,31 +179,32 @@ class TopicDataset(ds.Dataset):
             case "key_bytes":
                 return batch.column("key")
             case "is_deletion":
-                return _deletions(batch)
+                return _deletion_mask(batch)
         return batch.column(field.name).cast(field.type)
 
 
-def _rows(source: TopicPieces, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of some pieces with at least some columns of rows."""
+def _message_batches(source: ScanSource, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a scan source as batches that have at least the stored columns `columns`."""
     read = _WHOLE if source.may_have_chunks else columns
     tables = (table for piece in source.pieces for table in source.topic.tables(piece, read))
     batches = (batch for table in tables for batch in table.combine_chunks().to_batches())
-    messages = only_messages(batches, str(source.topic.name), _ENTRY_REMEDY)
+    messages = refuse_undecodable_entries(batches, str(source.topic.name), _ENTRY_REMEDY)
     if source.may_have_chunks:
-        messages = whole_messages(messages, source.topic.name.partition)
+        messages = assemble_chunked_messages(messages, source.topic.name.partition)
     for batch in messages:
-        chosen = batch if source.newest is None else batch.filter(_newest(batch, source.newest))
+        chosen = batch if source.newest is None else batch.filter(_newest_or_keyless_mask(batch, source.newest))
         if len(chosen):
             yield chosen
 
 
-def _newest(batch: pa.RecordBatch, newest: OffsetSet) -> pa.Array:
-    """Return which messages are the newest of their keys, or have none; others need not be decoded."""
+def _newest_or_keyless_mask(batch: pa.RecordBatch, newest: OffsetSet) -> pa.Array:
+    """Return a mask of the messages that are the newest of their keys, or have no key; others need not be decoded."""
     return pc.or_(batch.column("key").is_null(), pa.array(newest.contains(batch.column("offset").to_numpy())))
 
 
-def _deletions(batch: pa.RecordBatch) -> pa.Array:
-    """Return which messages delete their key; the compacted ledger has marked them, and their payloads are not read."""
+def _deletion_mask(batch: pa.RecordBatch) -> pa.Array:
+    """Return a mask of the messages that delete their key. The compacted ledger has marked them, so payloads are not
+    read."""
     if "retained_at" in batch.schema.names:
         return batch.column("retained_at").is_valid()
     is_empty = pc.equal(pc.coalesce(pc.binary_length(batch.column("payload")), 0), 0)

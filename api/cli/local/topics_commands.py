@@ -92,9 +92,9 @@ def show_stats(context: typer.Context, topic: Topic, output: Output = OutputForm
     with open_for_reading(context.obj) as environment:
         opened = open_topic(environment, topic)
         reader = opened.snapshot_reader()
-        snapshot, end = reader.snapshot, _if_local(lambda: reader.end)
-        last = _if_local(lambda: str(opened.last_message_id(read_compacted=False)))
-        last_compacted = _if_local(lambda: str(opened.last_message_id(read_compacted=True)))
+        snapshot, end = reader.snapshot, _value_if_log_is_local(lambda: reader.end)
+        last = _value_if_log_is_local(lambda: str(opened.last_message_id(read_compacted=False)))
+        last_compacted = _value_if_log_is_local(lambda: str(opened.last_message_id(read_compacted=True)))
         tail = unsealed_backlog(environment.log, snapshot)
         other_logs = {segment.log_uid for segment in snapshot.segments} - {environment.log.known_uid}
     document = stats_document(snapshot, reader.first_offset, end, tail) | {
@@ -249,7 +249,7 @@ def trim_topic(
         raise typer.Exit(exit_codes.CONFLICT)
 
 
-def _if_local(value: Callable[[], T]) -> T | None:
+def _value_if_log_is_local(value: Callable[[], T]) -> T | None:
     """Return a value; None if it depends on messages in a log directory of another machine."""
     try:
         return value()

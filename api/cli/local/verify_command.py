@@ -12,7 +12,7 @@ from api.cli.kit.output import show
 from api.cli.kit.reports import print_lines, verify_lines
 from api.cli.kit.shared_arguments import OutputFormat, Topic
 from api.cli.kit.stderr import counted, say
-from api.cli.local.engine import engine_of, progress_for
+from api.cli.local.engine import open_engine, progress_for
 from api.cli.local.opening import open_topic
 from api.components import open_for_reading
 from api.reports import verify_document
@@ -38,7 +38,7 @@ def verify_topic(
 
         # In another store every object would count as lost.
         StoreIdentity(environment.metadata, environment.store).check()
-        with engine_of(context.obj) as engine:
+        with open_engine(context.obj) as engine:
             verified = Verifier(environment, engine, progress_for(sys.stderr)).verify(topic)
     report = verify_document(verified)
     if output == "json":
@@ -47,11 +47,11 @@ def verify_topic(
         print_lines(verify_lines(report))
     if report["total"]:
         differences = f"{counted(report['total'], 'difference')} in {topic}"
-        say(f"compactor: {differences}: restore the objects from a backup{_otherwise(verified, first)}")
+        say(f"compactor: {differences}: restore the objects from a backup{_advice_without_backup(verified, first)}")
         raise typer.Exit(exit_codes.DATA_LOSS)
 
 
-def _otherwise(report: Report, first_offset: int) -> str:
+def _advice_without_backup(report: Report, first_offset: int) -> str:
     """Return the advice for objects without a backup. `first_offset`: of the first raw message."""
     if report.compacted_ledger is None:
         return ""

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from api.broker.messages import NewMessage
-from api.formats.jsonl import parse_rows
+from api.formats.jsonl import parse_json_lines
 from api.formats.text_encoding import to_bytes
 from api.http import json_bounds
 from api.http.problems import RestException, validation_summary
@@ -99,7 +99,7 @@ def parse_messages(content_type: str, body: bytes, encodings: MessageEncodings, 
             NewMessage(
                 row.key, row.payload, row.properties or (), row.event_time, row.publish_time, number, DEFAULT_PRODUCER
             )
-            for number, row in enumerate(parse_rows(body, *encodings))
+            for number, row in enumerate(parse_json_lines(body, *encodings))
         ]
     if kind not in ("application/json", ""):
         raise RestException(

@@ -190,9 +190,12 @@ def test_an_export_that_was_killed_before_its_manifest_is_no_export(program: Pro
 
 def test_the_second_of_two_exports_at_once_is_refused(tmp_path: Path) -> None:
     exports = ExportFolder(LocalStore(tmp_path), "t", "out")
-    with exports.create("t-00000001.csv") as first:
+    with exports.create_file("t-00000001.csv") as first:
         first.write(b"1")
-    with pytest.raises(Conflict, match=r"t-00000001\.csv exists in out"), exports.create("t-00000001.csv") as second:
+    with (
+        pytest.raises(Conflict, match=r"t-00000001\.csv exists in out"),
+        exports.create_file("t-00000001.csv") as second,
+    ):
         second.write(b"2")
     assert (tmp_path / "t-00000001.csv").read_bytes() == b"1"
 
@@ -201,14 +204,14 @@ def test_of_two_exports_in_different_formats_the_second_deletes_its_file(tmp_pat
     exports = ExportFolder(LocalStore(tmp_path), "t", "out")
     common = {"topic": "t", "incarnation": "0", "read_compacted": False, "key_encoding": "utf8", "columns": []}
     common |= {"value_encoding": "utf8", "bytes": 1, "messages": 0, "deletions": 0, "since": None, "position": "0"}
-    exports.check_free(1)
+    exports.check_number_is_free(1)
     for name in ("csv", "jsonl"):
-        with exports.create(f"t-00000001.{name}") as file:
+        with exports.create_file(f"t-00000001.{name}") as file:
             file.write(b"1")
     manifests = [ExportManifest(number=1, format=n, file=f"t-00000001.{n}", **common) for n in ("csv", "jsonl")]  # type: ignore[arg-type]
-    exports.publish(manifests[0])
+    exports.publish_manifest(manifests[0])
     with pytest.raises(Conflict, match="another export into out was first"):
-        exports.publish(manifests[1])
+        exports.publish_manifest(manifests[1])
     assert {file.name for file in tmp_path.glob("t-*")} == {"t-00000001.csv", "t-00000001.json"}
 
 

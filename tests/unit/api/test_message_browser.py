@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from api.dashboard.message_browser import PAGE_MESSAGES, MessageState, ReadRows, page_offsets, state_of
+from api.dashboard.message_browser import PAGE_MESSAGES, MessageState, ReadResult, message_state, page_offsets
 from storage.entries.stored_message import StoredMessage
 from storage.ledger.rows import CompressionType, RowType
 from storage.model import MessageId
@@ -19,8 +19,8 @@ def message(offset: int, key: bytes | None = b"k", payload: bytes | None = b"v")
     )  # fmt: skip
 
 
-def side(*offsets: int, has_more: bool = False) -> ReadRows:
-    return ReadRows([message(offset) for offset in offsets], has_more)
+def side(*offsets: int, has_more: bool = False) -> ReadResult:
+    return ReadResult([message(offset) for offset in offsets], has_more)
 
 
 def test_a_page_has_the_first_messages_of_both_reads() -> None:
@@ -40,18 +40,18 @@ def test_a_page_ends_where_a_read_has_stopped() -> None:
 
 def test_the_state_of_a_message() -> None:
     newest = {b"k": NewestOffset(9, False), b"gone": None}
-    assert state_of(message(9), True, True, newest) == MessageState(is_current=True)
-    assert state_of(message(3), True, False, newest) == MessageState(NewestOffset(9, False), is_left_out=True)
-    pending = state_of(message(3), True, True, newest)
+    assert message_state(message(9), True, True, newest) == MessageState(is_current=True)
+    assert message_state(message(3), True, False, newest) == MessageState(NewestOffset(9, False), is_left_out=True)
+    pending = message_state(message(3), True, True, newest)
     assert pending == MessageState(NewestOffset(9, False))
-    assert state_of(message(3, b"gone", None), True, False, newest) == MessageState(is_left_out=True)
-    assert state_of(message(3, None), True, True, newest) == MessageState()
-    assert state_of(message(9), False, True, newest) == MessageState(is_current=True, is_trimmed=True)
-    assert state_of(message(3, b"other"), True, True, newest) == MessageState(may_be_superseded=True)
+    assert message_state(message(3, b"gone", None), True, False, newest) == MessageState(is_left_out=True)
+    assert message_state(message(3, None), True, True, newest) == MessageState()
+    assert message_state(message(9), False, True, newest) == MessageState(is_current=True, is_trimmed=True)
+    assert message_state(message(3, b"other"), True, True, newest) == MessageState(may_be_superseded=True)
 
 
 def test_chunks_of_the_newest_message_are_not_superseded_by_its_last_one() -> None:
     chunk = replace(message(8), kind=RowType.CHUNK)
     newest = {b"k": NewestOffset(9, False)}
-    assert state_of(chunk, True, True, newest) == MessageState(is_current=True)
-    assert state_of(chunk, True, False, newest) == MessageState(NewestOffset(9, False), is_left_out=True)
+    assert message_state(chunk, True, True, newest) == MessageState(is_current=True)
+    assert message_state(chunk, True, False, newest) == MessageState(NewestOffset(9, False), is_left_out=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from api.dashboard.policy_table import choices, group_by_prefix, policy_rows, settings_of, value_in_larger_units
+from api.dashboard.policy_table import choices, group_by_prefix, policy_rows, setting_tables, value_in_larger_units
 from api.formats.option_text import value_text
 from api.settings.settings import SETTINGS, Settings
 from storage.options.kinds import BOOLEAN, Choice, CleanupPolicy, Duration, Optional, Size, ValueKind
@@ -37,7 +37,7 @@ def test_the_text_of_a_value_is_read_as_that_value(policy: Policy) -> None:
 
 
 def test_settings_that_are_set_come_first_and_are_marked() -> None:
-    tables = settings_of(Settings(port=9, policies={"retention.hours": 1}))
+    tables = setting_tables(Settings(port=9, policies={"retention.hours": 1}))
     defaults = [row for _, rows in tables.defaults for row in rows]
     assert len(tables.set_rows) + len(defaults) == len(SETTINGS) + 1
     marked = {row["option"].name for row in (*tables.set_rows, *defaults) if row["differs"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.cli.admin.session import parse_key_values, path_of, topic_path
+from api.cli.admin.session import expand_path, parse_key_values, topic_path
 from storage.errors import InvalidInput
 
 
@@ -14,7 +14,7 @@ from storage.errors import InvalidInput
 def test_a_name_is_one_part_of_a_path(name: str, encoded: str) -> None:
     assert topic_path("t", "subscription", name) == f"/admin/v2/persistent/public/default/t/subscription/{encoded}"
     template = "/admin/v2/persistent/{topic}/subscription/{subscription}"
-    assert path_of(template, topic="t", subscription=name) == topic_path("t", "subscription", name)
+    assert expand_path(template, topic="t", subscription=name) == topic_path("t", "subscription", name)
 
 
 @pytest.mark.parametrize("parts", [("subscription", ""), ("subscription", "", "resetcursor")])
@@ -22,7 +22,7 @@ def test_an_empty_name_is_refused(parts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput, match="the name of the subscription is empty"):
         topic_path("t", *parts)
     with pytest.raises(InvalidInput, match="the name of the role is empty"):
-        path_of("/admin/v2/namespaces/{namespace}/permissions/{role}", namespace="a/b", role="")
+        expand_path("/admin/v2/namespaces/{namespace}/permissions/{role}", namespace="a/b", role="")
 
 
 @pytest.mark.parametrize("pair", ["", "a=1,", "a=1,,b=2", "=1", "a"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from api.broker.schema_columns import schema_columns
-from api.cli.local.topic_dataset import OffsetSet, TopicDataset, TopicPieces
+from api.cli.local.topic_dataset import OffsetSet, ScanSource, TopicDataset
 from api.formats.text_encoding import TextEncoding
 from storage.reading.scan import ScanPiece, ScanRange
 from storage.topic import Topic
@@ -47,7 +47,7 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Top
             yield table
 
     monkeypatch.setattr(Topic, "tables", noting)
-    yield TopicDataset([TopicPieces(topic, topic.scan(ScanRange()), False)], COLUMNS), begun
+    yield TopicDataset([ScanSource(topic, topic.scan(ScanRange()), False)], COLUMNS), begun
     bench.metadata.close()
 
 

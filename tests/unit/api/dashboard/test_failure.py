@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.dashboard.failure import Failure, lost_object, read_failure, topic_failure
+from api.dashboard.failure import Failure, failure_of_read, lost_object, topic_failure
 from api.observability.error_text import DASHBOARD_WORDING, OPERATOR_WORDING
 from storage.advice import Advice, AdviceKind, damaged_object_advice, missing_object_advice
 from storage.errors import CompactorError, ErrorText, ObjectDamaged, ObjectMissing, Unavailable
@@ -73,14 +73,14 @@ def test_a_damaged_manifest_is_damaged_in_one_sentence() -> None:
     ],
 )
 def test_a_read_names_the_raw_ledger_of_a_lost_object(name: str, noun: str, reads: str) -> None:
-    result = read_failure(missing(name))
+    result = failure_of_read(missing(name))
     assert result is not None
     assert result.what == f"{noun} is not in the object store."
     assert result.effect.startswith(f"{reads}, and so does a compaction that reads it.")
     assert len(result.steps) == 2
     assert result.lost is not None
     assert result.lost.name == name
-    assert read_failure(missing("store.json")) is None
+    assert failure_of_read(missing("store.json")) is None
 
 
 def test_another_error_of_the_last_run_is_kept() -> None:
@@ -114,8 +114,8 @@ def test_a_lost_object_of_the_compacted_ledger(name: str, noun: str, effect: str
     assert "compactor cursor delete" in result.steps[-1]
     lost = lost_object(error)
     assert lost is not None
-    assert lost.breaks_reads(7) is breaks_reads
-    assert not lost.breaks_reads(8)
+    assert lost.breaks_compacted_reads(7) is breaks_reads
+    assert not lost.breaks_compacted_reads(8)
 
 
 def test_a_lost_object_of_raw_messages_asks_for_no_deletion() -> None:

@@ -38,12 +38,12 @@ def note_loss(losses: LossCache, topic: Topic) -> weakref.ref[Rows]:
     try:
         read()
     except ObjectMissing as error:
-        losses.note(topic.record.id, [error])
+        losses.record_losses(topic.record.id, [error])
     return kept[0]
 
 
 def is_kept(losses: LossCache, bench: Workbench, topic: Topic) -> bool:
-    return losses.current(bench.store, topic.snapshot(), bench.manifest(topic)) is not None
+    return losses.current_compacted_loss(bench.store, topic.snapshot(), bench.manifest(topic)) is not None
 
 
 def test_a_loss_keeps_nothing_of_the_read_that_met_it(bench: Workbench) -> None:

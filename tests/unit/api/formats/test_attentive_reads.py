@@ -15,7 +15,7 @@ import pytest
 import api.formats.csv_rows
 from api.formats.csv_rows import read_csv_rows
 from api.formats.inputs import InputOptions
-from api.formats.jsonl import InputMessage, read_rows
+from api.formats.jsonl import InputMessage, read_json_lines
 from api.formats.text_encoding import TextEncoding
 
 
@@ -53,7 +53,7 @@ def test_a_signal_that_cut_no_read_short_is_heard_before_the_next_line(
         monkeypatch.setattr(sys, "stdin", stdin)
         producer.write('{"key": "k", "value": "v"}\n')
         producer.flush()
-        rows = read_rows("-", TextEncoding.UTF8, TextEncoding.UTF8)
+        rows = read_json_lines("-", TextEncoding.UTF8, TextEncoding.UTF8)
         assert next(rows).key == b"k"
         other = threading.Thread(target=signal_a_sleeper, args=(threading.get_native_id(), begun, heard))
         other.start()

@@ -33,19 +33,19 @@ def container(batch: int, batch_bytes: int = 1000) -> BatchMessageContainer:
 
 def test_batches_are_cut_by_number_bytes_and_publish_time() -> None:
     rows = [row(0), row(1), row(2), row(3, 5), row(4, 5), row(5), row(6, size=600), row(7, size=600), row(8, size=2000)]
-    batches = keys(container(2).entries(rows))
+    batches = keys(container(2).encode_entries(rows))
     assert batches == [[b"k0", b"k1"], [b"k2"], [b"k3", b"k4"], [b"k5", b"k6"], [b"k7"], [b"k8"]]
 
 
 def test_one_message_an_entry_is_no_batch() -> None:
-    data = list(container(1).entries([row(0), row(1, 7)]))
+    data = list(container(1).encode_entries([row(0), row(1, 7)]))
     assert [inspect(item).batched for item in data] == [False, False]
     assert [inspect(item).publish_time for item in data] == [CLOCK.now_ms(), 7]
     assert [inspect(item).sequence_id for item in data] == [0, 1]
 
 
 def test_what_waits_goes_when_nothing_comes() -> None:
-    assert keys(container(10).entries([row(0), None, None, row(1), row(2), None])) == [[b"k0"], [b"k1", b"k2"]]
+    assert keys(container(10).encode_entries([row(0), None, None, row(1), row(2), None])) == [[b"k0"], [b"k1", b"k2"]]
 
 
 @pytest.mark.parametrize("end", [InvalidRecord("line 3 is bad", "correct it"), KeyboardInterrupt()])
@@ -58,18 +58,18 @@ def test_what_was_read_goes_before_what_ends_it(end: BaseException) -> None:
     builder = container(10)
     added = []
     with pytest.raises(type(end)):
-        added.extend(builder.entries(rows()))
+        added.extend(builder.encode_entries(rows()))
     assert keys(iter(added)) == [[b"k0", b"k1"]]
-    assert builder.prefix_lines_of_last_entry("no entry's fault") == "no entry's fault"
+    assert builder.prefix_with_last_entry_lines("no entry's fault") == "no entry's fault"
 
 
 def test_an_entry_is_named_by_its_lines() -> None:
     builder = container(2)
-    batches = builder.entries([row(0), row(1), row(2)])
+    batches = builder.encode_entries([row(0), row(1), row(2)])
     next(batches)
-    assert builder.prefix_lines_of_last_entry("too large") == "lines 1 to 2: too large"
+    assert builder.prefix_with_last_entry_lines("too large") == "lines 1 to 2: too large"
     next(batches)
-    assert builder.prefix_lines_of_last_entry("too large") == "line 3: too large"
+    assert builder.prefix_with_last_entry_lines("too large") == "line 3: too large"
 
 
 def test_lingering_tells_of_a_pause_and_of_every_row_and_error() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from api.formats.validation_text import sentence
+from api.formats.validation_text import problem_sentence
 
 
 def refuse(text: str) -> str:
@@ -63,13 +63,13 @@ def test_an_error_names_field_requirement_and_value(body: dict[str, Any], line: 
     with pytest.raises(ValidationError) as refusal:
         Model.model_validate(body)
     (error,) = refusal.value.errors()
-    assert sentence(".".join(map(str, error["loc"])), error) == line
+    assert problem_sentence(".".join(map(str, error["loc"])), error) == line
 
 
 def test_a_body_that_is_no_json_is_told_with_the_place() -> None:
     with pytest.raises(ValidationError) as refusal:
         Model.model_validate_json('{"number"')
     (error,) = refusal.value.errors()
-    assert sentence("the body", error).startswith(
+    assert problem_sentence("the body", error).startswith(
         "the body is not JSON (EOF while parsing an object at line 1 column 9"
     )

@@ -21,7 +21,7 @@ from typing import IO, Any
 import pytest
 from pyspark.java_gateway import launch_gateway
 
-from api.cli.local.engine import engine_of
+from api.cli.local.engine import open_engine
 from api.settings.settings import Settings
 from compactor.engines.driver_monitor import DriverCaller, DriverStatus
 from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, TaskFailure, answers_or_raise
@@ -353,7 +353,7 @@ def test_a_command_asks_its_driver_from_one_thread_which_ends(monkeypatch: pytes
     session = SimpleNamespace(stop=lambda: stopped.append(threading.current_thread().name))
     monkeypatch.setattr("compactor.engines.driver_monitor.DriverCaller", Counted)
     monkeypatch.setattr("compactor.engines.spark.open_session", lambda *_: session)
-    with engine_of(Settings(data=str(tmp_path), spark_master="local[1]", compaction_engine="spark")):
+    with open_engine(Settings(data=str(tmp_path), spark_master="local[1]", compaction_engine="spark")):
         pass
     assert stopped == ["spark-driver"]
     (caller,) = created
