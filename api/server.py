@@ -35,7 +35,7 @@ from api.settings.sources import unknown_variable_notes
 from compactor.engines.kinds import IN_PROCESS
 from storage.clock import SystemClock
 from storage.errors import Misconfigured, Unavailable
-from storage.file_modes import is_open_to_others, make_private
+from storage.file_modes import create_private_folder, is_open_to_others
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -271,7 +271,7 @@ def check_settings_used_later(settings: Settings) -> None:
     if not settings.log:
         settings.make_data_directory()
     try:
-        make_private(directory)
+        create_private_folder(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:

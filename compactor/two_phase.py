@@ -478,7 +478,7 @@ def _policies_of(topic: TopicRecord, policies: RunPolicies | PoliciesOf) -> RunP
 
 def _cursor_floor(metadata: MetadataStore, topic_id: int, policies: RunPolicies) -> int | None:
     """Return the offset above which tombstones wait for a compacted reader (T1); None: none waits."""
-    return metadata.cursors.compacted_cursor_floor(topic_id) if policies.tombstones_wait_for_cursors else None
+    return metadata.cursors.slowest_compacted_reader_offset(topic_id) if policies.tombstones_wait_for_cursors else None
 
 
 def _is_of_a_run(error: DataLoss, other_than: RunRecord | None) -> bool:

@@ -91,14 +91,14 @@ def bitmap_of(mask: int) -> BitMap:
     """
     borders = mask ^ mask << 1  # the first bit of each run, and the bit after its last
     if borders.bit_count() > mask.bit_count() >> 4:
-        return BitMap(array("I", _positions(mask).tobytes()))
+        return BitMap(array("I", _set_bit_positions(mask).tobytes()))
     bitmap = BitMap()
-    for first, end in _positions(borders).reshape(-1, 2).tolist():
+    for first, end in _set_bit_positions(borders).reshape(-1, 2).tolist():
         bitmap.add_range(first, end)
     return bitmap
 
 
-def _positions(mask: int) -> npt.NDArray[np.uint32]:
+def _set_bit_positions(mask: int) -> npt.NDArray[np.uint32]:
     """Return the positions of the bits that are set. Only words with such a bit are unpacked."""
     words = np.frombuffer(mask.to_bytes((mask.bit_length() + 63) // 64 * 8, "little"), dtype="<u8")
     numbers = np.flatnonzero(words).astype(np.uint32)
@@ -107,7 +107,7 @@ def _positions(mask: int) -> npt.NDArray[np.uint32]:
     return positions
 
 
-def joined(parts: Iterable[range]) -> Iterator[range]:
+def join_adjacent_ranges(parts: Iterable[range]) -> Iterator[range]:
     """Yield `parts`, which ascend and do not overlap; ranges that touch are joined."""
     before: range | None = None
     for part in parts:
@@ -122,7 +122,7 @@ def joined(parts: Iterable[range]) -> Iterator[range]:
 
 
 @dataclass
-class _AckRange:
+class _SizedBitmap:
     bitmap: BitMap = field(default_factory=BitMap)
     size: int = RANGE_OVERHEAD
 
@@ -140,7 +140,7 @@ class AcknowledgedOffsets:
         self.bitmap_bytes = 0
         """An upper bound of the memory of the bitmaps."""
         self._max_bytes = max_bytes
-        self._ranges: dict[int, _AckRange] = {}
+        self._ranges: dict[int, _SizedBitmap] = {}
         self._changed: set[int] = set()
 
     def __contains__(self, offset: int) -> bool:
@@ -150,7 +150,7 @@ class AcknowledgedOffsets:
         return ack_range is not None and offset & (RANGE_OFFSETS - 1) in ack_range.bitmap
 
     @property
-    def changed(self) -> bool:
+    def has_changes(self) -> bool:
         """True if a bitmap has changes that were not taken for writing."""
         return bool(self._changed)
 
@@ -160,7 +160,7 @@ class AcknowledgedOffsets:
         start = max(first, self.mark + 1)
         while start <= last:
             stop = min(last, start | (RANGE_OFFSETS - 1))
-            kept &= self._add_within(start, stop)
+            kept &= self._try_add_within_range(start, stop)
             start = stop + 1
         return kept
 
@@ -173,7 +173,7 @@ class AcknowledgedOffsets:
             first, stop = number << RANGE_BITS, min(last, start | (RANGE_OFFSETS - 1))
             part = slots & BitMap(range(start - base, stop + 1 - base))
             if part:
-                kept &= self._unite(number, part.shift(base - first))
+                kept &= self._try_add_bitmap(number, part.shift(base - first))
             start = stop + 1
         return kept
 
@@ -210,7 +210,7 @@ class AcknowledgedOffsets:
                 self.bitmap_bytes -= self._ranges.pop(number).size
                 self._changed.discard(number)
         if offset >= self.acknowledged_to:
-            self.acknowledged_to = self._last_of_run(offset + 1)
+            self.acknowledged_to = self._last_consecutive(offset + 1)
 
     def try_merge_stored(self, range_number: int, bitmap: BitMap) -> bool:
         """Unite range `range_number` with its stored bitmap.
@@ -229,9 +229,9 @@ class AcknowledgedOffsets:
             and self.bitmap_bytes + size - (held.size if held else 0) > self._max_bytes
         ):
             return False
-        self._put(range_number, _AckRange(union, size))
+        self._set_bitmap(range_number, _SizedBitmap(union, size))
         if range_number_of(self.acknowledged_to + 1) == range_number:
-            self.acknowledged_to = self._last_of_run(self.acknowledged_to + 1)
+            self.acknowledged_to = self._last_consecutive(self.acknowledged_to + 1)
         return True
 
     def take_changed(self) -> dict[int, BitMap]:
@@ -243,7 +243,7 @@ class AcknowledgedOffsets:
         changed = {}
         for number in sorted(self._changed):
             bitmap = remove_up_to_mark(number, self._ranges[number].bitmap, self.mark)
-            self._put(number, _AckRange(bitmap, RANGE_OVERHEAD + len(encode(bitmap))))
+            self._set_bitmap(number, _SizedBitmap(bitmap, RANGE_OVERHEAD + len(encode(bitmap))))
             changed[number] = bitmap.copy()
         self._changed.clear()
         return changed
@@ -255,9 +255,9 @@ class AcknowledgedOffsets:
 
     def gaps(self, start: int, end: int) -> Iterator[range]:
         """Yield the unacknowledged ranges from `start` to before `end`, in order; ranges that touch are joined."""
-        return joined(self._gaps(start, end))
+        return join_adjacent_ranges(self._gaps_by_range(start, end))
 
-    def acknowledged_above(self, offset: int, end: int) -> int:
+    def count_acknowledged_after(self, offset: int, end: int) -> int:
         """Return the number of acknowledged offsets after `offset` and before `end`."""
         count = max(min(self.mark + 1, end) - offset - 1, 0)
         low = max(offset, self.mark) + 1
@@ -274,7 +274,7 @@ class AcknowledgedOffsets:
                 count += ack_range.bitmap.range_cardinality(*inside)
         return count
 
-    def _add_within(self, first: int, last: int) -> bool:
+    def _try_add_within_range(self, first: int, last: int) -> bool:
         number, count = range_number_of(first), last - first + 1
         ack_range = self._ranges.get(number)
         low = first & (RANGE_OFFSETS - 1)
@@ -286,7 +286,7 @@ class AcknowledgedOffsets:
             self.dropped += count - (ack_range.bitmap.range_cardinality(low, low + count) if ack_range else 0)
             return False
         if ack_range is None:
-            ack_range = self._ranges[number] = _AckRange()
+            ack_range = self._ranges[number] = _SizedBitmap()
         if count == 1:
             ack_range.bitmap.add(low)
         else:
@@ -295,10 +295,10 @@ class AcknowledgedOffsets:
         ack_range.size = size
         self._changed.add(number)
         if first <= self.acknowledged_to + 1 <= last:
-            self.acknowledged_to = self._last_of_run(last + 1)
+            self.acknowledged_to = self._last_consecutive(last + 1)
         return True
 
-    def _unite(self, number: int, part: BitMap) -> bool:
+    def _try_add_bitmap(self, number: int, part: BitMap) -> bool:
         """Acknowledge `part`, relative to the first offset of the range `number`."""
         ack_range = self._ranges.get(number)
         added = len(part) if ack_range is None else len(part) - ack_range.bitmap.intersection_cardinality(part)
@@ -310,21 +310,21 @@ class AcknowledgedOffsets:
             self.dropped += added
             return False
         bitmap = part if ack_range is None else ack_range.bitmap | part
-        self._put(number, _AckRange(bitmap, max(size, before)))
+        self._set_bitmap(number, _SizedBitmap(bitmap, max(size, before)))
         self._changed.add(number)
         if (
             range_number_of(self.acknowledged_to + 1) == number
             and (self.acknowledged_to + 1) & (RANGE_OFFSETS - 1) in part
         ):
-            self.acknowledged_to = self._last_of_run(self.acknowledged_to + 1)
+            self.acknowledged_to = self._last_consecutive(self.acknowledged_to + 1)
         return True
 
-    def _put(self, number: int, ack_range: _AckRange) -> None:
+    def _set_bitmap(self, number: int, ack_range: _SizedBitmap) -> None:
         before = self._ranges.get(number)
         self.bitmap_bytes += ack_range.size - (before.size if before else 0)
         self._ranges[number] = ack_range
 
-    def _last_of_run(self, start: int) -> int:
+    def _last_consecutive(self, start: int) -> int:
         """Return the last offset before the first unacknowledged one at or after `start`."""
         offset = start
         while True:
@@ -339,7 +339,7 @@ class AcknowledgedOffsets:
                 return offset - low + missing.min() - 1
             offset += RANGE_OFFSETS - low
 
-    def _gaps(self, start: int, end: int) -> Iterator[range]:
+    def _gaps_by_range(self, start: int, end: int) -> Iterator[range]:
         offset = max(start, self.acknowledged_to + 1)
         while offset < end:
             number = range_number_of(offset)

@@ -111,7 +111,7 @@ def missing_object_advice(name: str, store: str) -> Advice:
     return Advice(AdviceKind.RESTORE_OBJECT, {"object": name, "store": store, "state": MISSING})
 
 
-def short_object_advice(name: str, store: str) -> Advice:
+def truncated_object_advice(name: str, store: str) -> Advice:
     """Return the advice about an object that is shorter in its store, of this URL, than it must be."""
     return Advice(AdviceKind.RESTORE_OBJECT, {"object": name, "store": store, "state": DAMAGED})
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from storage.ack_ranges import RANGE_OFFSETS, AcknowledgedOffsets, bitmap_of, joined
+from storage.ack_ranges import RANGE_OFFSETS, AcknowledgedOffsets, bitmap_of, join_adjacent_ranges
 from storage.errors import CompactorError, DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOfRange, Unavailable
 from storage.metadata.cursor_ranges import CursorState, CursorUpdate, MergeResult
 from storage.metadata.records import TopicRecord
@@ -79,12 +79,12 @@ class Cursor:
         self._state = threading.Lock()
         self._flushing = threading.Lock()
         self._fenced: Fenced | None = None
-        self._resume(metadata.cursors.load(topic.id, name, max_held_bytes))
+        self._restore_state(metadata.cursors.load(topic.id, name, max_held_bytes))
 
-    def _resume(self, loaded: CursorState) -> None:
+    def _restore_state(self, loaded: CursorState) -> None:
         self._incarnation = loaded.incarnation
         self._stored = self._position = loaded.record.mark_delete
-        self._offsets = AcknowledgedOffsets(_offset(self._stored), self._max_held_bytes)
+        self._offsets = AcknowledgedOffsets(_offset_or_minus_one(self._stored), self._max_held_bytes)
         for number, bitmap in loaded.ranges.items():
             self._offsets.try_merge_stored(number, bitmap)
         self._highest: LogPosition | None = None
@@ -122,12 +122,15 @@ class Cursor:
                 f"offsets from {first_offset} to {position.offset} of {self._topic.name} cannot be acknowledged",
                 "an offset is 0 or more, and the first is not after the last",
             )
-        self._check_exists(position.offset)
+        self._check_below_end(position.offset)
         with self._state:
-            self._check()
+            self._check_not_fenced()
             if first_offset <= self._offsets.acknowledged_to + 1:
-                self._move(position)
-            elif self._offsets.try_add(first_offset, position.offset) and _offset(self._highest) < position.offset:
+                self._advance_mark_delete(position)
+            elif (
+                self._offsets.try_add(first_offset, position.offset)
+                and _offset_or_minus_one(self._highest) < position.offset
+            ):
                 self._highest = position
 
     def acknowledge_slots(self, base: int, mask: int, highest: LogPosition) -> None:
@@ -136,10 +139,13 @@ class Cursor:
         `highest` is the position of the last of them. Raises Fenced; InvalidInput for an offset at or after the topic's
         end.
         """
-        self._check_exists(highest.offset)
+        self._check_below_end(highest.offset)
         with self._state:
-            self._check()
-            if self._offsets.try_add_slots(base, bitmap_of(mask)) and _offset(self._highest) < highest.offset:
+            self._check_not_fenced()
+            if (
+                self._offsets.try_add_slots(base, bitmap_of(mask))
+                and _offset_or_minus_one(self._highest) < highest.offset
+            ):
                 self._highest = highest
 
     def acknowledge_cumulative(self, position: LogPosition) -> None:
@@ -159,9 +165,9 @@ class Cursor:
         if position is not None and position.offset == last:
             self.acknowledge_cumulative(position)
             return
-        self._check_exists(last)
+        self._check_below_end(last)
         with self._state:
-            self._check()
+            self._check_not_fenced()
             self._offsets.try_add(0, last)
 
     def is_acknowledged(self, offset: int) -> bool:
@@ -180,12 +186,12 @@ class Cursor:
         An offset that is acknowledged meanwhile may or may not be among them. One range of 2^19 offsets is in memory at
         a time.
         """
-        return joined(self._unacknowledged(start, end))
+        return join_adjacent_ranges(self._unacknowledged_by_range(start, end))
 
     def backlog(self, end: int, start: int = 0) -> int:
         """Return the number of unacknowledged offsets from `start` to before `end`."""
         with self._state:
-            return max(end - start, 0) - self._offsets.acknowledged_above(start - 1, end)
+            return max(end - start, 0) - self._offsets.count_acknowledged_after(start - 1, end)
 
     def skip(self, count: int, end: int, start: int = 0) -> int:
         """Acknowledge the first `count` unacknowledged messages from `start` to before `end`. Returns their number.
@@ -211,11 +217,11 @@ class Cursor:
         """
         with self._flushing:
             with self._state:
-                self._check()
+                self._check_not_fenced()
             self._metadata.cursors.reset(self._topic.id, self.name, position)
             loaded = self._metadata.cursors.load(self._topic.id, self.name, self._max_held_bytes)
             with self._state:
-                self._resume(loaded)
+                self._restore_state(loaded)
 
     def flush(self) -> None:
         """Store all acknowledgements: their messages are never delivered again.
@@ -223,24 +229,24 @@ class Cursor:
         Raises Fenced, NotFound, Unavailable; after Unavailable nothing is lost, and the next flush tries again.
         """
         with self._flushing:
-            self.find_mark_delete_id()
-            for error in _flush_held(self._metadata, [self]).values():
+            self.resolve_mark_delete_id()
+            for error in _flush_locked(self._metadata, [self]).values():
                 raise error
 
-    def find_mark_delete_id(self) -> None:
+    def resolve_mark_delete_id(self) -> None:
         """Find the id of the message at mark-delete if it is not known; the next flush stores it. Raises Fenced.
 
         This reads the topic outside the flush lock, so a store that hangs delays no `flush_together` of the owner.
         """
         with self._state:
-            self._check()
-            if not self._lacks_mark():
+            self._check_not_fenced()
+            if not self._lacks_mark_delete_id():
                 return
             end, highest, incarnation = self._offsets.acknowledged_to, self._highest, self._incarnation
-        position = self._located(end, highest)
+        position = self._find_mark_delete_position(end, highest)
         with self._state:
             if position is not None and self._incarnation == incarnation:  # else a reset came meanwhile
-                self._move(position)
+                self._advance_mark_delete(position)
 
     @property
     def progress(self) -> CursorProgress:
@@ -256,34 +262,34 @@ class Cursor:
 
     @property
     def lacks_mark_delete_id(self) -> bool:
-        """True if mark-delete can move as soon as `find_mark_delete_id` has found the id of its message."""
+        """True if mark-delete can move as soon as `resolve_mark_delete_id` has found the id of its message."""
         with self._state:
-            return self._lacks_mark()
+            return self._lacks_mark_delete_id()
 
-    def _take(self) -> CursorUpdate | None:
+    def _take_update(self) -> CursorUpdate | None:
         """Return the update to store; None: there are no changes. For the holder of `_flushing`."""
         with self._state:
-            self._check()
+            self._check_not_fenced()
             if not self._is_dirty():
                 return None
             return CursorUpdate(
                 self._topic.id, self.name, self._incarnation, self._position, self._offsets.take_changed()
             )
 
-    def _put_back(self, update: CursorUpdate, error: BaseException) -> None:
+    def _return_unwritten_update(self, update: CursorUpdate, error: BaseException) -> None:
         """Count an update that could not be stored as changed again. For the holder of `_flushing`."""
         if isinstance(error, Fenced):
             self._fenced = error
         with self._state:
             self._offsets.mark_changed(update.changed)
 
-    def _note_written(self, update: CursorUpdate, merged: MergeResult) -> None:
+    def _adopt_merge_result(self, update: CursorUpdate, merged: MergeResult) -> None:
         """Adopt the stored state, which includes the updates of other owners. For the holder of `_flushing`."""
         with self._state:
             self._stored = merged.mark_delete
             for acknowledged in (update.mark_delete, merged.mark_delete):
                 if acknowledged is not None:
-                    self._move(acknowledged)
+                    self._advance_mark_delete(acknowledged)
             for number, bitmap in merged.ranges.items():
                 self._offsets.try_merge_stored(number, bitmap)
 
@@ -292,7 +298,7 @@ class Cursor:
         self.flush()
         self.flush()  # the first may have received another owner's acknowledgements, which close a hole
 
-    def _check_exists(self, offset: int) -> None:
+    def _check_below_end(self, offset: int) -> None:
         """Raise InvalidInput for an offset at or after the topic's end."""
         if offset >= self._end_seen:
             self._end_seen = max(self._end_seen, self._end())
@@ -303,7 +309,7 @@ class Cursor:
                     "acknowledge only messages that were delivered",
                 )
 
-    def _unacknowledged(self, start: int, end: int) -> Iterator[range]:
+    def _unacknowledged_by_range(self, start: int, end: int) -> Iterator[range]:
         while start < end:
             with self._state:
                 start = max(start, self._offsets.acknowledged_to + 1)
@@ -312,7 +318,7 @@ class Cursor:
             yield from parts
             start = stop
 
-    def _located(self, end: int, highest: LogPosition | None) -> LogPosition | None:
+    def _find_mark_delete_position(self, end: int, highest: LogPosition | None) -> LogPosition | None:
         """Return the position of the message at `end`; None if its id cannot be read now."""
         if highest is not None and highest.offset == end:
             return highest
@@ -327,20 +333,24 @@ class Cursor:
             return None
         return position
 
-    def _move(self, position: LogPosition) -> None:
+    def _advance_mark_delete(self, position: LogPosition) -> None:
         """Count all messages up to `position` as acknowledged."""
-        if position.offset > _offset(self._position):
+        if position.offset > _offset_or_minus_one(self._position):
             self._position = position
             self._offsets.advance_mark(position.offset)
 
     def _is_dirty(self) -> bool:
-        return self._offsets.changed or self._lacks_mark() or _offset(self._position) > _offset(self._stored)
+        return (
+            self._offsets.has_changes
+            or self._lacks_mark_delete_id()
+            or _offset_or_minus_one(self._position) > _offset_or_minus_one(self._stored)
+        )
 
-    def _lacks_mark(self) -> bool:
+    def _lacks_mark_delete_id(self) -> bool:
         end = self._offsets.acknowledged_to
-        return end > _offset(self._position) and end != self._missing_mark
+        return end > _offset_or_minus_one(self._position) and end != self._missing_mark
 
-    def _check(self) -> None:
+    def _check_not_fenced(self) -> None:
         if self._fenced is not None:
             raise self._fenced.copy()
 
@@ -348,7 +358,7 @@ class Cursor:
 def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
     """Store the acknowledgements of several cursors in one transaction; return the errors of those not stored.
 
-    No topic is read: a mark-delete whose id is not known stays until `Cursor.find_mark_delete_id`. A cursor that
+    No topic is read: a mark-delete whose id is not known stays until `Cursor.resolve_mark_delete_id`. A cursor that
     another thread flushes is not waited for: its error is Unavailable. Raises the errors of the database; then none was
     stored.
     """
@@ -361,16 +371,16 @@ def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[C
                 free.append(cursor)
             else:
                 errors[cursor] = Unavailable(f"the cursor {cursor.name!r} is being written already", "try again")
-        return errors | _flush_held(metadata, free)
+        return errors | _flush_locked(metadata, free)
 
 
-def _flush_held(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
+def _flush_locked(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
     """Store the acknowledgements of cursors as `flush_together` does. For the holder of their `_flushing` locks."""
     errors: dict[Cursor, CompactorError] = {}
     updates: dict[Cursor, CursorUpdate] = {}
     for cursor in cursors:
         try:
-            update = cursor._take()
+            update = cursor._take_update()
         except Fenced as error:
             errors[cursor] = error
             continue
@@ -380,16 +390,16 @@ def _flush_held(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Curs
         results = metadata.cursors.merge(list(updates.values())) if updates else []
     except BaseException as error:
         for cursor, update in updates.items():
-            cursor._put_back(update, error)
+            cursor._return_unwritten_update(update, error)
         raise
     for (cursor, update), result in zip(updates.items(), results, strict=True):
         if isinstance(result, CompactorError):
-            cursor._put_back(update, result)
+            cursor._return_unwritten_update(update, result)
             errors[cursor] = result
         else:
-            cursor._note_written(update, result)
+            cursor._adopt_merge_result(update, result)
     return errors
 
 
-def _offset(position: LogPosition | None) -> int:
+def _offset_or_minus_one(position: LogPosition | None) -> int:
     return position.offset if position is not None else -1

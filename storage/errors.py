@@ -286,7 +286,11 @@ class ErrorText:
     def fields(self, name: str) -> dict[str, Any]:
         """Return the columns or JSON fields from which `from_fields` reads the text, by field name."""
         advice = None if self.advice is None else self.advice.to_json()
-        return {name: _storable(self.summary), f"{name}_detail": _storable(self.detail), f"{name}_advice": advice}
+        return {
+            name: _escape_unstorable(self.summary),
+            f"{name}_detail": _escape_unstorable(self.detail),
+            f"{name}_advice": advice,
+        }
 
     def __bool__(self) -> bool:
         return bool(self.summary)
@@ -307,6 +311,6 @@ class ErrorText:
 NO_ERROR = ErrorText()
 
 
-def _storable(text: str) -> str:
+def _escape_unstorable(text: str) -> str:
     """Return a text as every database stores it: no NUL, no half surrogates."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

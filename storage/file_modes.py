@@ -19,7 +19,7 @@ _READ_WRITE = 0o666
 _OWNER_READ_WRITE = 0o600
 
 
-def make_private(folder: Path) -> None:
+def create_private_folder(folder: Path) -> None:
     """Create a folder that only its owner may open, unless it exists; its parents get the process's usual mode.
 
     Raises NotADirectoryError if the path is something else, and other OSErrors.
@@ -31,7 +31,7 @@ def make_private(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
-def make_like_parent(folder: Path) -> None:
+def create_folder_like_parent(folder: Path) -> None:
     """Create a folder that is as open as its parent, which must exist. Raises FileExistsError and other OSErrors."""
     folder.mkdir(_mode(folder.parent))
 

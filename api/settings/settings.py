@@ -23,7 +23,7 @@ from api.settings.setting import ExternalName, Setting, Url, duration, setting, 
 from compactor.engines.kinds import AUTO, IN_PROCESS, SPARK
 from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import Misconfigured
-from storage.file_modes import make_private
+from storage.file_modes import create_private_folder
 from storage.options.kinds import BOOLEAN, Choice, Decimal, Optional, Text, TextList, WholeNumber
 from storage.options.option import options_of
 
@@ -614,7 +614,7 @@ class Settings:
     def make_data_directory(self) -> Path:
         """Create the directory of embedded parts and Spark's log, and return its path. Raises Misconfigured."""
         try:
-            make_private(self.data_directory)
+            create_private_folder(self.data_directory)
         except OSError as error:
             raise Misconfigured(
                 f"the data directory {self.data_directory} cannot be created ({error.strerror})",

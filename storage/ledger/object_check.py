@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from storage.advice import missing_object_advice, short_object_advice
+from storage.advice import missing_object_advice, truncated_object_advice
 from storage.ahead import run_ahead
 from storage.errors import DataLoss, ObjectDamaged, ObjectMissing
 from storage.ledger import names
@@ -85,7 +85,7 @@ def _check_size(store: ObjectStore, name: str, size: int, sizes: Mapping[str, in
     if sizes[name] < size:
         raise ObjectDamaged(
             f"{name} has {sizes[name]} bytes in the store, not {size}",
-            short_object_advice(name, store.url),
+            truncated_object_advice(name, store.url),
             is_public=True,
         )
 

@@ -28,7 +28,7 @@ from typing import Protocol, Self
 from storage.entries.entry import EntryHeader
 from storage.errors import LeaseHeld
 from storage.failpoints import Failpoint, failpoint
-from storage.file_modes import file_mode_in, make_like_parent, sync_folder
+from storage.file_modes import create_folder_like_parent, file_mode_in, sync_folder
 from storage.log import recovery
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark, read_writing_process
@@ -96,7 +96,7 @@ class ActiveSegmentFile:
         with translating_os_errors(files.log, "create"):
             if not files.folder.is_dir():
                 with contextlib.suppress(FileExistsError):
-                    make_like_parent(files.folder)
+                    create_folder_like_parent(files.folder)
                 sync_folder(files.folder.parent)
             descriptor = _locked(files, os.O_CREAT)
             try:

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from storage.errors import Misconfigured, SegmentNotLocal
-from storage.file_modes import file_mode_in, make_private, sync_folder
+from storage.file_modes import create_private_folder, file_mode_in, sync_folder
 from storage.log.committers import Committers
 from storage.log.decode_budget import DecodeBudget
 from storage.log.log_space import LogSpaceLimit
@@ -125,7 +125,7 @@ class LogDirectory:
     def _new_uid(self) -> str:
         """Write a new uid, whole and durably, unless another process was first; the directory is durable before."""
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        make_private(self.path)
+        create_private_folder(self.path)
         for folder in {self.path, *missing}:  # the first also if its creator died before this
             sync_folder(folder.parent)
         temporary = self.path / f"{UID_FILE}.{secrets.token_hex(8)}"

@@ -27,7 +27,7 @@ from storage.ack_ranges import (
     RANGE_OVERHEAD,
     decode,
     encode,
-    joined,
+    join_adjacent_ranges,
     range_number_of,
     ranges,
     remove_up_to_mark,
@@ -101,14 +101,14 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
 
     Raises NotFound, CompactionCursorProtected, ObjectDamaged.
     """
-    record, incarnation = _cursor(connection, topic, name, select(cursors))
+    record, incarnation = _get_with_incarnation(connection, topic, name, select(cursors))
     loaded: dict[int, BitMap] = {}
     remaining = max_bytes
-    for number, stored in _pages(connection, topic.id, name, record.mark_delete_offset):
+    for number, stored in _rows_above_mark(connection, topic.id, name, record.mark_delete_offset):
         remaining -= len(stored) + RANGE_OVERHEAD
         if remaining < 0:
             break
-        loaded[number] = remove_up_to_mark(number, _decoded(topic, name, number, stored), record.mark_delete_offset)
+        loaded[number] = remove_up_to_mark(number, _decode_row(topic, name, number, stored), record.mark_delete_offset)
     return CursorState(record, incarnation, loaded)
 
 
@@ -118,7 +118,7 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
     Nothing of the cursor is written when one of these is raised.
     """
     name, mark_delete, changed = change.name, change.mark_delete, change.changed
-    stored, present = _cursor(connection, topic, name, select(cursors).with_for_update())
+    stored, present = _get_with_incarnation(connection, topic, name, select(cursors).with_for_update())
     if present != change.incarnation:
         raise Fenced(
             f"the cursor {name!r} of {topic.name} was reset, or deleted and created again, by another caller",
@@ -133,22 +133,22 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
     first = range_number_of(mark + 1)
     if first > range_number_of(stored.mark_delete_offset + 1):
         below = cursor_ranges.c.number < first
-        connection.execute(delete(cursor_ranges).where(*_of_cursor(topic.id, name), below))
+        connection.execute(delete(cursor_ranges).where(*_cursor_conditions(topic.id, name), below))
     # The range that mark-delete has reached is merged too: another owner may have acknowledged offsets in it.
     numbers = {first, *(number for number in changed if number >= first)}
-    before = dict(_stored(connection, topic, name, numbers))
+    before = dict(_read_bitmaps(connection, topic, name, numbers))
     merged = {number: remove_up_to_mark(number, bitmap.copy(), mark) for number, bitmap in before.items()}
     for number, bitmap in changed.items():
         if number >= first:
             merged[number] = merged.get(number, BitMap()) | remove_up_to_mark(number, bitmap.copy(), mark)
     updated = {number: bitmap for number, bitmap in merged.items() if number in changed}
-    _write(connection, topic.id, name, updated, before)
+    _write_bitmaps(connection, topic.id, name, updated, before)
     return MergeResult(mark_delete, merged)
 
 
 def delete_ranges(connection: Connection, topic_id: int, name: str) -> None:
     """Delete all rows of a cursor, whose row in `cursors` this transaction has changed or deleted before."""
-    connection.execute(delete(cursor_ranges).where(*_of_cursor(topic_id, name)))
+    connection.execute(delete(cursor_ranges).where(*_cursor_conditions(topic_id, name)))
 
 
 def summaries(connection: Connection, topic: TopicRecord, records: Sequence[CursorRecord]) -> dict[str, RangesSummary]:
@@ -180,24 +180,24 @@ def _summary(topic: TopicRecord, name: str, mark: int, stored: Iterable[tuple[in
         for number, data in stored:
             if number < range_number_of(mark + 1):
                 continue
-            bitmap = remove_up_to_mark(number, _decoded(topic, name, number, data), mark)
+            bitmap = remove_up_to_mark(number, _decode_row(topic, name, number, data), mark)
             messages += len(bitmap)
             rows += 1
             stored_bytes += len(data)
             yield from ranges(bitmap, number << RANGE_BITS)
 
-    count = sum(1 for _ in joined(parts()))
+    count = sum(1 for _ in join_adjacent_ranges(parts()))
     return RangesSummary(messages, count, rows, stored_bytes)
 
 
-def _pages(connection: Connection, topic_id: int, name: str, mark: int) -> Iterator[tuple[int, bytes]]:
+def _rows_above_mark(connection: Connection, topic_id: int, name: str, mark: int) -> Iterator[tuple[int, bytes]]:
     """Yield all rows above a mark as (number, bytes), by number; they are read page by page."""
     row = cursor_ranges.c
     next_number = range_number_of(mark + 1)
     while True:
         statement = (
             select(row.number, row.acknowledged)
-            .where(*_of_cursor(topic_id, name), row.number >= next_number)
+            .where(*_cursor_conditions(topic_id, name), row.number >= next_number)
             .order_by(row.number)
             .limit(_PAGE)
         )
@@ -208,21 +208,23 @@ def _pages(connection: Connection, topic_id: int, name: str, mark: int) -> Itera
         next_number = page[-1][0] + 1
 
 
-def _stored(
+def _read_bitmaps(
     connection: Connection, topic: TopicRecord, name: str, numbers: Collection[int]
 ) -> Iterator[tuple[int, BitMap]]:
     row = cursor_ranges.c
     for page in queries.batches(sorted(numbers), _PAGE):
-        statement = select(row.number, row.acknowledged).where(*_of_cursor(topic.id, name), row.number.in_(page))
+        statement = select(row.number, row.acknowledged).where(
+            *_cursor_conditions(topic.id, name), row.number.in_(page)
+        )
         for number, stored in connection.execute(statement):
-            yield number, _decoded(topic, name, number, bytes(stored))
+            yield number, _decode_row(topic, name, number, bytes(stored))
 
 
-def _write(
+def _write_bitmaps(
     connection: Connection, topic_id: int, name: str, merged: Mapping[int, BitMap], present: Mapping[int, BitMap]
 ) -> None:
     """Store the merged bitmaps. `present`: those that are stored; of these only the different ones are written."""
-    same_range = (*_of_cursor(topic_id, name), cursor_ranges.c.number == bindparam("range"))
+    same_range = (*_cursor_conditions(topic_id, name), cursor_ranges.c.number == bindparam("range"))
     new, changed, empty = [], [], []
     for number, bitmap in merged.items():
         if not bitmap:
@@ -239,11 +241,11 @@ def _write(
         connection.execute(delete(cursor_ranges).where(*same_range), empty)
 
 
-def _of_cursor(topic_id: int, name: str) -> tuple[ColumnElement[bool], ...]:
+def _cursor_conditions(topic_id: int, name: str) -> tuple[ColumnElement[bool], ...]:
     return cursor_ranges.c.topic_id == topic_id, cursor_ranges.c.name == name
 
 
-def _decoded(topic: TopicRecord, name: str, number: int, stored: bytes) -> BitMap:
+def _decode_row(topic: TopicRecord, name: str, number: int, stored: bytes) -> BitMap:
     try:
         return decode(stored)
     except ValueError as error:
@@ -253,7 +255,7 @@ def _decoded(topic: TopicRecord, name: str, number: int, stored: bytes) -> BitMa
         ) from error
 
 
-def _cursor(
+def _get_with_incarnation(
     connection: Connection, topic: TopicRecord, name: str, rows: Select[tuple[object, ...]]
 ) -> tuple[CursorRecord, str]:
     """Return a cursor and its incarnation, from `rows` of cursors. Raises NotFound, CompactionCursorProtected."""

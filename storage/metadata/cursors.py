@@ -69,7 +69,7 @@ def create(
     fault = _name_fault(name)
     if fault:
         raise InvalidInput(f"the cursor name {name[:64]!r} {fault}", "choose another one")
-    _check_size(name, properties)
+    _check_properties_size(name, properties)
     if find(connection, topic_id, name) is not None:
         raise CursorExists(topic.name, name)
     return _insert(connection, topic_id, CursorRecord(name, mark_delete, properties))
@@ -148,10 +148,10 @@ def set_properties(connection: Connection, topic_id: int, name: str, updates: Ma
     cursor = _get(connection, topic, name)
     merged = {**cursor.properties, **updates}
     if not updates.keys() <= {COMPACTED_LEDGER_PROPERTY, READ_COMPACTED_PROPERTY}:
-        _check_size(name, merged)
+        _check_properties_size(name, merged)
     pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
     if name == COMPACTION_CURSOR:
-        _check_pointer(topic, pointer, merged.get(COMPACTED_LEDGER_PROPERTY))
+        _check_compacted_ledger_unchanged(topic, pointer, merged.get(COMPACTED_LEDGER_PROPERTY))
     _update(connection, topic_id, name, properties=merged)
     return CursorRecord(name, cursor.mark_delete, merged)
 
@@ -165,9 +165,9 @@ def replace_properties(connection: Connection, topic_id: int, name: str, propert
     cursor = _get(connection, topic, name)
     pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
     if name == COMPACTION_CURSOR:
-        _check_pointer(topic, pointer, properties.get(COMPACTED_LEDGER_PROPERTY, pointer))
+        _check_compacted_ledger_unchanged(topic, pointer, properties.get(COMPACTED_LEDGER_PROPERTY, pointer))
         properties = dict(properties) if pointer is None else {**properties, COMPACTED_LEDGER_PROPERTY: pointer}
-    _check_size(name, properties)
+    _check_properties_size(name, properties)
     _update(connection, topic_id, name, properties=dict(properties))
     return CursorRecord(name, cursor.mark_delete, properties)
 
@@ -182,7 +182,7 @@ def delete_cursor(connection: Connection, context: Context, topic_id: int, name:
     remove(connection, topic_id, name, context.now)
 
 
-def compacted_cursor_floor(connection: Connection, topic_id: int) -> int | None:
+def slowest_compacted_reader_offset(connection: Connection, topic_id: int) -> int | None:
     """Return the offset that the slowest cursor of a compacted reader has acknowledged (T1); None: there is none.
 
     -1: that cursor has acknowledged nothing. Such a cursor has the property `readCompacted` = "true"; `__compaction`,
@@ -252,16 +252,16 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
     cursor_ranges.delete_ranges(connection, topic_id, name)
     if name == COMPACTION_CURSOR:
         queries.change(connection, topics_table, topic_id, epoch=topics_table.c.epoch + 1)
-        retire_compacted(connection, topic_id, now)
+        retire_compacted_ledger(connection, topic_id, now)
         topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic_id])
 
 
-def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:
+def serving_compacted_ledger(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:
     """Return the compacted ledger that compacted reads use now; None: never compacted, or cleared."""
     return queries.find(connection, _SERVING, row_mapping.compacted_ledger, {"topic": topic_id})
 
 
-def retire_compacted(connection: Connection, topic_id: int, now: int) -> None:
+def retire_compacted_ledger(connection: Connection, topic_id: int, now: int) -> None:
     """Take the compacted ledger that serves, if any, out of service; its objects stay for a grace time (A3)."""
     serving = (compacted_ledgers.c.topic_id == topic_id) & compacted_ledgers.c.retired_at.is_(None)
     if queries.change_where(connection, compacted_ledgers, serving, retired_at=now):
@@ -287,7 +287,7 @@ def _get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
     return cursor
 
 
-def _check_size(name: str, properties: Mapping[str, str]) -> None:
+def _check_properties_size(name: str, properties: Mapping[str, str]) -> None:
     size = sum(len(text.encode(errors="surrogatepass")) for pair in properties.items() for text in pair)
     if size > MAX_PROPERTIES_BYTES:
         raise InvalidInput(
@@ -305,7 +305,7 @@ def _check_removal(connection: Connection, topic_id: int, name: str) -> None:
     if name != COMPACTION_CURSOR:
         return
     topic = topics.lock(connection, topic_id)
-    compacted = serving_compacted(connection, topic_id)
+    compacted = serving_compacted_ledger(connection, topic_id)
     # Segments need no check: what is not sealed is above the horizon.
     first_raw = min(
         (ledger.first_offset for ledger in ledgers.of_topic(connection, topic_id)), default=topic.next_offset
@@ -323,7 +323,7 @@ def _check_removal(connection: Connection, topic_id: int, name: str) -> None:
     )
 
 
-def _check_pointer(topic: TopicRecord, pointer: str | None, requested: str | None) -> None:
+def _check_compacted_ledger_unchanged(topic: TopicRecord, pointer: str | None, requested: str | None) -> None:
     if requested != pointer:
         raise InvalidInput(
             f"the property {COMPACTED_LEDGER_PROPERTY} of {topic.name} cannot be set by hand: it names the compacted "

@@ -43,7 +43,7 @@ def take(
     # The lock comes first, so the rows that the snapshot's statements read cannot change between them.
     topics.lock(connection, topic_id)
     pinned = None if ledger_id is None else _find(connection, topic_id, ledger_id)
-    pinned = pinned or cursors.serving_compacted(connection, topic_id)
+    pinned = pinned or cursors.serving_compacted_ledger(connection, topic_id)
     pin = None
     if pinned is not None:
         # Dead readers leave rows; each new pin deletes them, so there are never more than readers.

@@ -44,7 +44,7 @@ def publish(
         # The lock makes this impossible; A1 promises the swap itself, so it does not rely on the lock.
         raise Fenced(f"generation or epoch of {topic.name} moved while run {run.run_id} published", RERUN)
 
-    cursors.retire_compacted(connection, topic.id, now)
+    cursors.retire_compacted_ledger(connection, topic.id, now)
     connection.execute(insert(compacted_ledgers).values(**row_mapping.compacted_ledger_values(topic.id, compacted)))
     cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
     runs.succeed(connection, record, compacted.ledger_id, statistics, now)

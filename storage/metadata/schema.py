@@ -18,7 +18,7 @@ from sqlalchemy import Connection, inspect, text
 import migrations
 from storage.clock import Clock
 from storage.errors import Misconfigured, Unavailable
-from storage.file_modes import make_private
+from storage.file_modes import create_private_folder
 from storage.metadata.driver_errors import UPGRADE_REMEDY
 from storage.metadata.engine import POSTGRESQL, SQLITE, Database
 from storage.metadata.liveness import is_alive
@@ -146,7 +146,7 @@ def _sqlite_file(database: Database) -> Path | None:
 def _make_folder(file: Path, database: Database) -> None:
     try:
         if not file.parent.is_dir():
-            make_private(file.parent)
+            create_private_folder(file.parent)
     except OSError as error:
         raise Misconfigured(
             f"the folder of the database {database.redacted_url} cannot be created: {error.strerror}",

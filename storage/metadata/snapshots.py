@@ -19,7 +19,7 @@ def of_topic(connection: Connection, topic_id: int) -> TopicSnapshot:
         topic=topics.by_id(connection, topic_id),
         ledgers=ledgers.of_topic(connection, topic_id),
         cursor=cursors.find(connection, topic_id, COMPACTION_CURSOR),
-        compacted=cursors.serving_compacted(connection, topic_id),
+        compacted=cursors.serving_compacted_ledger(connection, topic_id),
         last_run=runs.last(connection, topic_id),
         segments=tuple(segments.of_topic(connection, topic_id, segments.TAIL)),
     )

@@ -258,7 +258,7 @@ class CursorStore(Store):
     set_properties = writes(cursors.set_properties)
     replace_properties = writes(cursors.replace_properties)
     delete = writes(cursors.delete_cursor)
-    compacted_cursor_floor = reads(cursors.compacted_cursor_floor)
+    slowest_compacted_reader_offset = reads(cursors.slowest_compacted_reader_offset)
     load = snapshots(cursors.load)
     merge = writes(cursors.merge)
     summaries = snapshots(cursors.summaries)

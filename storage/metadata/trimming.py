@@ -48,7 +48,7 @@ def trim(
     """
     topic = topics.lock(connection, topic_id)
     present = ledgers.of_topic(connection, topic_id)
-    compacted = cursors.serving_compacted(connection, topic_id)
+    compacted = cursors.serving_compacted_ledger(connection, topic_id)
     check_trim(topic, start_offset, ledger_ids, present, compacted.horizon if compacted else None, keep_start)
     trimmed_now = [ledger for ledger in present if ledger.ledger_id in set(ledger_ids)]
     end = max((ledger.last_offset + 1 for ledger in trimmed_now), default=0)
@@ -144,7 +144,7 @@ def _is_truncated(connection: Connection, truncated: TopicRecord) -> bool:
 
 def _is_cleared(connection: Connection, topic_id: int, below: int) -> bool:
     """Return whether no message below an offset, raw or compacted, can be read."""
-    compacted = cursors.serving_compacted(connection, topic_id)
+    compacted = cursors.serving_compacted_ledger(connection, topic_id)
     raw = min((ledger.first_offset for ledger in ledgers.of_topic(connection, topic_id)), default=below)
     rolled = min((segment.first_offset for segment in segments_of(connection, topic_id, TAIL)), default=below)
     return min(raw, rolled) >= below and (compacted is None or compacted.horizon.offset >= below)

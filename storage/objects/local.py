@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from storage.advice import missing_object_advice, short_object_advice
+from storage.advice import missing_object_advice, truncated_object_advice
 from storage.errors import (
     CompactorError,
     InvalidInput,
@@ -38,7 +38,7 @@ from storage.errors import (
     Unavailable,
 )
 from storage.failpoints import Failpoint, failpoint
-from storage.file_modes import file_mode_in, make_like_parent, make_private, sync_folder
+from storage.file_modes import create_folder_like_parent, create_private_folder, file_mode_in, sync_folder
 from storage.objects.capability_check import CapabilityReport, check_capabilities
 from storage.objects.interface import (
     ObjectInfo,
@@ -139,7 +139,7 @@ class LocalStore(ObjectStore):
     def _too_short(self, name: str, size: int, start: int, length: int | None) -> ObjectDamaged:
         return ObjectDamaged(
             f"object {name} in {self.url} has {size} bytes, too few for start={start} length={length}",
-            short_object_advice(name, self.url),
+            truncated_object_advice(name, self.url),
         )
 
     def size(self, name: str) -> int:
@@ -215,10 +215,10 @@ class LocalStore(ObjectStore):
         if folder != self.root:
             self._make_folder(folder.parent)
             with suppress(FileExistsError):
-                make_like_parent(folder)
+                create_folder_like_parent(folder)
             sync_folder(folder.parent)
         elif not folder.is_dir():
-            make_private(folder)
+            create_private_folder(folder)
             for parent in folder.parents:
                 with suppress(PermissionError):  # this user may not open folders far above
                     sync_folder(parent)

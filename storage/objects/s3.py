@@ -29,7 +29,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 
-from storage.advice import Advice, AdviceKind, short_object_advice
+from storage.advice import Advice, AdviceKind, truncated_object_advice
 from storage.clock import Clock, SystemClock
 from storage.errors import Misconfigured, ObjectDamaged, Unavailable
 from storage.failpoints import Failpoint, failpoint
@@ -272,7 +272,7 @@ class S3Store(ObjectStore):
     def _too_short(self, name: str, start: int, length: int | None) -> NoReturn:
         raise ObjectDamaged(
             f"object {name} in {self.url} is too short for start={start} length={length}",
-            short_object_advice(name, self.url),
+            truncated_object_advice(name, self.url),
         )
 
     def _need_bucket(self, name: str) -> None:

@@ -125,7 +125,9 @@ def _replay(
             acknowledge(bench, topic, everything[int(step["acknowledged"] * (len(everything) - 1))])
         used = used if uniform else step["policies"] or used
         floor = (
-            bench.metadata.cursors.compacted_cursor_floor(topic.record.id) if used.tombstones_wait_for_cursors else None
+            bench.metadata.cursors.slowest_compacted_reader_offset(topic.record.id)
+            if used.tombstones_wait_for_cursors
+            else None
         )
         added = [row for row in everything if row.offset > horizon]
         expected = reference.run(state, added, used, clock.now_ms(), floor)

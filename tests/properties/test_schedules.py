@@ -101,7 +101,9 @@ def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str
             acknowledge(bench, topic, everything[int(step["acknowledged"] * (len(everything) - 1))])
         used = step["policies"] or used
         floor = (
-            bench.metadata.cursors.compacted_cursor_floor(topic.record.id) if used.tombstones_wait_for_cursors else None
+            bench.metadata.cursors.slowest_compacted_reader_offset(topic.record.id)
+            if used.tombstones_wait_for_cursors
+            else None
         )
 
         end = last_old_enough(topic, used, clock.now_ms(), horizon)

@@ -104,7 +104,7 @@ class ReaderPosition:
     def backlog(self, end: int, start: int) -> int:
         """Return the number of unacknowledged offsets from `start` to before `end`."""
         with self._lock:
-            return max(end - start, 0) - self._offsets.acknowledged_above(start - 1, end)
+            return max(end - start, 0) - self._offsets.count_acknowledged_after(start - 1, end)
 
     @property
     def acknowledged_to(self) -> int:

@@ -252,7 +252,7 @@ class Subscription:
         try:
             before = cursor.mark_delete
             with suppress(CompactorError):  # the next acknowledgement tries again
-                await self.topic.store.run(cursor.find_mark_delete_id)
+                await self.topic.store.run(cursor.resolve_mark_delete_id)
             if cursor.mark_delete != before and cursor is self.position.current and not self.is_deleted:
                 self.topic.cursor_writer.schedule(cursor, self)
         finally:

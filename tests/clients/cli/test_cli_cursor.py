@@ -65,7 +65,7 @@ def test_a_compacted_reader_holds_tombstones(program: Program, topic: str, metad
     program("cursor", "create", topic, "raw", "--at", "2").done()
     program("cursor", "create", topic, "compacted", "--at", "4", "--read-compacted").done()
     assert show(program, topic, "compacted")["properties"] == {"readCompacted": "true"}
-    assert metadata.cursors.compacted_cursor_floor(metadata.topics.get(TopicName.parse(topic)).id) == 3
+    assert metadata.cursors.slowest_compacted_reader_offset(metadata.topics.get(TopicName.parse(topic)).id) == 3
     metadata.close()
 
 

@@ -180,7 +180,7 @@ def test_made_at_a_position_with_properties(store: MetadataStore, topic: TopicRe
     properties = {"readCompacted": "true"}
     created = store.cursors.create(topic.id, "reader ✓", at(5), properties)
     assert created == store.cursors.get(topic.id, "reader ✓") == CursorRecord("reader ✓", at(5), properties)
-    assert store.cursors.compacted_cursor_floor(topic.id) == 5
+    assert store.cursors.slowest_compacted_reader_offset(topic.id) == 5
     with pytest.raises(Conflict, match="has a cursor 'reader ✓' already"):
         store.cursors.create(topic.id, "reader ✓", None, {})
     assert store.cursors.get(topic.id, "reader ✓") == created

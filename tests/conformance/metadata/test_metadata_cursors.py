@@ -135,25 +135,25 @@ def test_deleting_another_cursor_leaves_compaction_alone(store: MetadataStore, t
 
 def test_the_slowest_compacted_reader(store: MetadataStore, topic: TopicRecord, other: TopicRecord) -> None:
     """T1: tombstones may wait for cursors of compacted readers, and for no others."""
-    assert store.cursors.compacted_cursor_floor(topic.id) is None
+    assert store.cursors.slowest_compacted_reader_offset(topic.id) is None
     created = append(store, topic, 3, 4, 5)
     publish_all(store, topic)
     store.cursors.ensure(topic.id, "raw")
     store.cursors.ensure(topic.id, "not any more")
     store.cursors.set_properties(topic.id, "not any more", {"readCompacted": "false"})
     store.cursors.set_properties(topic.id, "__compaction", {"readCompacted": "true"})
-    assert store.cursors.compacted_cursor_floor(topic.id) is None
+    assert store.cursors.slowest_compacted_reader_offset(topic.id) is None
     for name, record in (("slow", created[0]), ("quick", created[2])):
         store.cursors.ensure(topic.id, name)
         store.cursors.set_properties(topic.id, name, {"readCompacted": "true"})
         store.cursors.reset(topic.id, name, end_of(record))
-    assert store.cursors.compacted_cursor_floor(topic.id) == 2
+    assert store.cursors.slowest_compacted_reader_offset(topic.id) == 2
     store.cursors.reset(topic.id, "slow", end_of(created[1]))
-    assert store.cursors.compacted_cursor_floor(topic.id) == 6
+    assert store.cursors.slowest_compacted_reader_offset(topic.id) == 6
     store.cursors.ensure(topic.id, "new")
     store.cursors.set_properties(topic.id, "new", {"readCompacted": "true"})
-    assert store.cursors.compacted_cursor_floor(topic.id) == -1
-    assert store.cursors.compacted_cursor_floor(other.id) is None
+    assert store.cursors.slowest_compacted_reader_offset(topic.id) == -1
+    assert store.cursors.slowest_compacted_reader_offset(other.id) is None
     store.cursors.delete(topic.id, "new")
     store.cursors.delete(topic.id, "slow")
-    assert store.cursors.compacted_cursor_floor(topic.id) == 11
+    assert store.cursors.slowest_compacted_reader_offset(topic.id) == 11

@@ -103,7 +103,7 @@ invariants_check_run = invariants.check_run_is_current
 def _remove_cursor(connection: Connection, topic_id: int, name: str, now: int) -> None:
     where = (cursors_table.c.topic_id == topic_id) & (cursors_table.c.name == name)
     if connection.execute(delete(cursors_table).where(where)).rowcount and name == "__compaction":
-        cursors.retire_compacted(connection, topic_id, now)
+        cursors.retire_compacted_ledger(connection, topic_id, now)
 
 
 def _collect_pinned(connection: Connection, context: Context, topic_id: int, ledger_id: int, grace_ms: int) -> bool:

@@ -280,8 +280,8 @@ class WatchedCursors(CursorStore):
         super().__init__(database, process.world.clock, {}, RUN_DEAD_MS)
         self._process = process
 
-    def compacted_cursor_floor(self, topic_id: int) -> int | None:
-        self._process.floor = super().compacted_cursor_floor(topic_id)
+    def slowest_compacted_reader_offset(self, topic_id: int) -> int | None:
+        self._process.floor = super().slowest_compacted_reader_offset(topic_id)
         return self._process.floor
 
 

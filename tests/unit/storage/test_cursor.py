@@ -245,7 +245,7 @@ def test_a_reset_fences_the_owners_from_before(world: World) -> None:
     for _ in range(2):
         with pytest.raises(Fenced, match=r"'s' of persistent://public/default/orders was reset"):
             old.flush()
-    for call in (lambda: old.acknowledge(at(11)), lambda: old.reset(None), old.find_mark_delete_id):
+    for call in (lambda: old.acknowledge(at(11)), lambda: old.reset(None), old.resolve_mark_delete_id):
         with pytest.raises(Fenced):
             call()
     resetting.acknowledge(at(10))
@@ -409,7 +409,7 @@ def test_a_group_reads_no_topic_and_a_mark_is_located_beside_it(world: World) ->
     assert world.located == []
     assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(0)
     assert world.open(name="a").acknowledged_to == 3
-    cursor.find_mark_delete_id()
+    cursor.resolve_mark_delete_id()
     assert (world.located, cursor.lacks_mark_delete_id) == ([3], False)
     flush_together(world.metadata, [cursor])
     assert world.metadata.cursors.get(world.topic.id, "a").mark_delete == at(3)
@@ -428,12 +428,12 @@ def test_a_mark_that_is_being_located_holds_up_no_flush_and_undoes_no_reset(worl
     for offset in (2, 3, 9, 1, 0):
         cursor.acknowledge(at(offset))
     during.append(lambda: flush_together(world.metadata, [cursor]) == {} or pytest.fail("it waits"))
-    cursor.find_mark_delete_id()
+    cursor.resolve_mark_delete_id()
     assert world.open(name="a").is_acknowledged(9)
     for offset in (6, 7, 5, 4):
         cursor.acknowledge(at(offset))
     during.append(lambda: cursor.reset(at(1)))
-    cursor.find_mark_delete_id()
+    cursor.resolve_mark_delete_id()
     assert cursor.mark_delete == at(1)
 
 
