@@ -134,7 +134,7 @@ def scheduler_document(scheduler: SchedulerState, now: int, wording: AdviceWordi
 def statistics_document(run: RunRecord, *, wording: AdviceWording | None = OPERATOR_WORDING) -> dict[str, Any]:
     """Return the statistics of a compaction run by name. The fields of an error in them, if any, become one text."""
     statistics = dict(run.statistics)
-    for name, error in ((TAIL_LEFT, run.tail_error), (TABLE_ERROR, run.table_error)):
+    for name, error in ((TAIL_LEFT, run.skipped_tail_error), (TABLE_ERROR, run.iceberg_table_error)):
         for part in error.fields(name):
             statistics.pop(part, None)
         if error:

@@ -96,7 +96,7 @@ def measure(environment: Environment, kind: str, due: int, rounds: int) -> None:
     queue = DueQueue(metadata, backlogs, clock)
     report(kind, "begin to lead with other policies: queue all", [measured(lambda: begin(environment, token))])
     report(kind, "first check: all topics are queued", [measured(lambda: queue.check(clock.now_ms(), token))])
-    topics = metadata.topics.page(0, due)
+    topics = metadata.topics.page_by_id(0, due)
     for record in topics:
         append(environment, record.name)
     checks, scans = [], []
@@ -115,7 +115,7 @@ def measure(environment: Environment, kind: str, due: int, rounds: int) -> None:
 
 
 def begin(environment: Environment, token: int) -> None:
-    environment.metadata.topic_work.begin_leading(token, environment.log.known_uid)
+    environment.metadata.topic_work.queue_for_new_leader(token, environment.log.known_uid)
 
 
 def append(environment: Environment, name: TopicName) -> None:

@@ -355,7 +355,7 @@ class BatchRunner:
         """Record the original error (W3). If the database is away too, add that as a note."""
         try:
             if self.on_failed is None:
-                self.metadata.runs.fail(run, ErrorText.of(error))
+                self.metadata.runs.fail(run, ErrorText.from_error(error))
             else:
                 self.on_failed(run, error)
         except CompactorError as second:

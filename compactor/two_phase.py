@@ -79,7 +79,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import LogPosition, SourcePosition, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import RateLimits, throttled
-from storage.owner import owner_name
+from storage.owner import new_owner_name
 from storage.reading.compacted_loss import lost_compacted, naming_compacted
 from storage.store_identity import StoreIdentity
 from storage.topic import Topic
@@ -157,7 +157,7 @@ class TwoPhaseCompactor:
         """
         StoreIdentity(self.environment.metadata, self.environment.store).check_or_bind()
         topic = self.environment.metadata.topics.get(name)
-        owner = owner_name()
+        owner = new_owner_name()
         attempt = self.environment.metadata.attempts.begin(topic.id, AttemptKind.RUN, owner)
         with release_ignoring_errors(lambda: self._purge(topic.uid, attempt)):
             snapshot, pin = self.environment.metadata.pins.take(topic.id, owner, HEARTBEAT_MS)
@@ -215,7 +215,7 @@ class TwoPhaseCompactor:
             return None
         token = None if self.leader_token is None else self.leader_token()
         run = self.environment.metadata.runs.claim(
-            topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader_token=token
+            topic.id, new_owner_name(), asdict(policies), self.heartbeat_ms, leader_token=token
         )
         failpoint(Failpoint.RUN_CLAIMED)
         self.on_claimed(run)
@@ -239,7 +239,7 @@ class TwoPhaseCompactor:
     def _run(
         self, run: RunRecord, policies: RunPolicies, tail_error: CompactorError | None, engines: Mapping[str, str]
     ) -> Steps:
-        statistics = {} if tail_error is None else ErrorText.of(tail_error).fields(TAIL_LEFT)
+        statistics = {} if tail_error is None else ErrorText.from_error(tail_error).fields(TAIL_LEFT)
         timer = _PhaseTimer(self.environment.clock, statistics)
         snapshot = self.environment.metadata.topic_snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
@@ -303,7 +303,7 @@ class TwoPhaseCompactor:
         if tail_error is None or self.retry_tail_at is None:
             return None
         prefix = f"run {run.run_id} succeeded without the messages that are not sealed: "
-        return CompactionRetry(ErrorText.of(tail_error).with_prefix(prefix), self.retry_tail_at())
+        return CompactionRetry(ErrorText.from_error(tail_error).with_prefix(prefix), self.retry_tail_at())
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer
@@ -395,7 +395,7 @@ class TwoPhaseCompactor:
                 _log.exception(
                     "the Iceberg table of %s was not written, because of a fault of this program", manifest.topic
                 )
-            for name, value in ErrorText.of(error).fields(TABLE_ERROR).items():
+            for name, value in ErrorText.from_error(error).fields(TABLE_ERROR).items():
                 timer.note(name, value)
             timer.note(TABLE_RETRY, not isinstance(error, Conflict))
             return replace(manifest, table=before)

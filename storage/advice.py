@@ -79,7 +79,7 @@ NEUTRAL: AdviceWording = {}
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice of one kind. `arguments`: the values of the fields in its wording, by name."""
+    """Advice about an error: its kind, and the values of the fields in its wording (`arguments`), by name."""
 
     kind: AdviceKind
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -107,15 +107,15 @@ class Advice:
 
 
 def missing_object_advice(name: str, store: str) -> Advice:
-    """Return the advice about an object that its store, of this URL, does not have."""
+    """Return the advice about an object that is missing in its store. `store`: the URL of the store."""
     return Advice(AdviceKind.RESTORE_OBJECT, {"object": name, "store": store, "state": MISSING})
 
 
 def truncated_object_advice(name: str, store: str) -> Advice:
-    """Return the advice about an object that is shorter in its store, of this URL, than it must be."""
+    """Return the advice about a stored object with fewer bytes than it must have. `store`: the URL of its store."""
     return Advice(AdviceKind.RESTORE_OBJECT, {"object": name, "store": store, "state": DAMAGED})
 
 
 def damaged_object_advice(name: str = "") -> Advice:
-    """Return the advice about an object that does not have the bytes that it must have. `name` empty: not known."""
+    """Return the advice about an object whose bytes are damaged. `name`: the object's; empty: not known."""
     return Advice(AdviceKind.RESTORE_DAMAGED, {"object": name, "store": "", "state": DAMAGED})

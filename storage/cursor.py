@@ -49,14 +49,17 @@ MAX_HELD_BYTES = 16 << 20
 
 
 class CursorProgress(NamedTuple):
-    """The progress of a cursor at one moment, by its properties of these names."""
+    """A cursor's mark-delete position, and the last offset up to which all are acknowledged, at one moment."""
 
     mark_delete: LogPosition | None
     acknowledged_to: int
 
 
 class Cursor:
-    """One owner's view of a cursor. Without `close`, the messages of the last acknowledgements are delivered again."""
+    """A durable cursor as one owner uses it: acknowledgements are in memory until a flush stores them.
+
+    Without `close`, the messages of the last acknowledgements are delivered again.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Cursor:
 
     @property
     def bitmap_bytes(self) -> int:
-        """An upper bound of the memory of the bitmaps."""
+        """An upper bound of the memory, in bytes, of the bitmaps of acknowledged offsets."""
         with self._state:
             return self._offsets.bitmap_bytes
 
@@ -210,7 +213,7 @@ class Cursor:
         return count - remaining
 
     def reset(self, position: LogPosition | None) -> None:
-        """Move the cursor, at once: `position` is the last message that counts as acknowledged; None: none does.
+        """Move the stored cursor: `position` is the last message that counts as acknowledged; None: none does.
 
         Every other owner is Fenced. Acknowledgements that were not flushed are dropped. Raises Fenced, NotFound,
         CompactionCursorProtected (A4).
@@ -234,9 +237,10 @@ class Cursor:
                 raise error
 
     def resolve_mark_delete_id(self) -> None:
-        """Find the id of the message at mark-delete if it is not known; the next flush stores it. Raises Fenced.
+        """Move mark-delete to the last message up to which all are acknowledged, after a look-up of the message's id.
 
-        This reads the topic outside the flush lock, so a store that hangs delays no `flush_together` of the owner.
+        Does nothing if mark-delete is there already. The next flush stores the position. Raises Fenced. This reads the
+        topic outside the flush lock, so a store that hangs delays no `flush_together` of the owner.
         """
         with self._state:
             self._check_not_fenced()
@@ -267,7 +271,10 @@ class Cursor:
             return self._lacks_mark_delete_id()
 
     def _take_update(self) -> CursorUpdate | None:
-        """Return the update to store; None: there are no changes. For the holder of `_flushing`."""
+        """Return the changes that are not stored yet, and count them as stored; None: there are none.
+
+        The caller holds `_flushing`.
+        """
         with self._state:
             self._check_not_fenced()
             if not self._is_dirty():
@@ -277,14 +284,17 @@ class Cursor:
             )
 
     def _return_unwritten_update(self, update: CursorUpdate, error: BaseException) -> None:
-        """Count an update that could not be stored as changed again. For the holder of `_flushing`."""
+        """Count the changes of an update that could not be stored as not stored again. The caller holds `_flushing`."""
         if isinstance(error, Fenced):
             self._fenced = error
         with self._state:
             self._offsets.mark_changed(update.changed)
 
     def _adopt_merge_result(self, update: CursorUpdate, merged: MergeResult) -> None:
-        """Adopt the stored state, which includes the updates of other owners. For the holder of `_flushing`."""
+        """Add the stored state, which includes the updates of other owners, to the one in memory.
+
+        The caller holds `_flushing`.
+        """
         with self._state:
             self._stored = merged.mark_delete
             for acknowledged in (update.mark_delete, merged.mark_delete):
@@ -294,7 +304,7 @@ class Cursor:
                 self._offsets.try_merge_stored(number, bitmap)
 
     def close(self) -> None:
-        """Flush. The object must not be used afterwards. Raises as `flush`."""
+        """Store all acknowledgements; the object must not be used afterwards. Raises as `flush`."""
         self.flush()
         self.flush()  # the first may have received another owner's acknowledgements, which close a hole
 
@@ -319,7 +329,10 @@ class Cursor:
             start = stop
 
     def _find_mark_delete_position(self, end: int, highest: LogPosition | None) -> LogPosition | None:
-        """Return the position of the message at `end`; None if its id cannot be read now."""
+        """Return the position of the message at offset `end`; None: the message is deleted, or cannot be read now.
+
+        `highest`: a position that is known, and is used if it is the one.
+        """
         if highest is not None and highest.offset == end:
             return highest
         try:
@@ -334,7 +347,7 @@ class Cursor:
         return position
 
     def _advance_mark_delete(self, position: LogPosition) -> None:
-        """Count all messages up to `position` as acknowledged."""
+        """Move mark-delete forward to `position`; a position that is not after mark-delete is ignored."""
         if position.offset > _offset_or_minus_one(self._position):
             self._position = position
             self._offsets.advance_mark(position.offset)
@@ -356,7 +369,7 @@ class Cursor:
 
 
 def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
-    """Store the acknowledgements of several cursors in one transaction; return the errors of those not stored.
+    """Store the acknowledgements of cursors in one transaction; return the errors of those not stored, by cursor.
 
     No topic is read: a mark-delete whose id is not known stays until `Cursor.resolve_mark_delete_id`. A cursor that
     another thread flushes is not waited for: its error is Unavailable. Raises the errors of the database; then none was
@@ -375,7 +388,7 @@ def flush_together(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[C
 
 
 def _flush_locked(metadata: MetadataStore, cursors: Sequence[Cursor]) -> dict[Cursor, CompactorError]:
-    """Store the acknowledgements of cursors as `flush_together` does. For the holder of their `_flushing` locks."""
+    """Store the acknowledgements of cursors as `flush_together` does. The caller holds their `_flushing` locks."""
     errors: dict[Cursor, CompactorError] = {}
     updates: dict[Cursor, CursorUpdate] = {}
     for cursor in cursors:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Environment:
-    """An open database and object store, the clock, and the directory of the unsealed segments."""
+    """The components that code is handed: open database and object store, clock, directory of the unsealed segments."""
 
     metadata: MetadataStore
     store: ObjectStore

@@ -69,7 +69,7 @@ class CompactorError(Exception):
         return self.worded(NEUTRAL)
 
     def copy(self) -> Self:
-        """Return a copy for another caller to raise: a traceback belongs to one thread. Its cause is this error."""
+        """Return a copy of this error, which is its cause, for another thread to raise with its own traceback."""
         error = copy.copy(self)
         error.__cause__ = self
         return error
@@ -100,7 +100,7 @@ class InvalidMessageId(InvalidInput):
 
 
 class InvalidRecord(InvalidInput):
-    """A line, row or file of an import, or a message that is appended, that cannot be taken; nothing of it is kept."""
+    """A line, row or file of an import, or an appended message, is invalid; nothing of it is stored."""
 
 
 class ChecksumMismatch(InvalidRecord):
@@ -226,7 +226,7 @@ _FOR_OPERATORS: Mapping[type[CompactorError], tuple[str, str]] = {
 
 
 def failure_phrase(error: BaseException) -> str:
-    """Return a predicate for the failed component, by the error's kind, as `has no space left`; `fails` for others."""
+    """Return how a component failed, as a predicate, by the error's kind: `has no space left`; else `fails`."""
     return next((meant for kind, (meant, _) in _FOR_OPERATORS.items() if isinstance(error, kind)), "fails")
 
 
@@ -263,8 +263,8 @@ class ErrorText:
     advice: Advice | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> Self:
-        """Return the text of an error."""
+    def from_error(cls, error: BaseException) -> Self:
+        """Return the text of an exception, to be stored: its summary, its detail and its advice."""
         summary, detail = public_text(error), str(error)
         return cls(summary, "" if detail == summary else detail, getattr(error, "advice", None))
 
@@ -312,5 +312,5 @@ NO_ERROR = ErrorText()
 
 
 def _escape_unstorable(text: str) -> str:
-    """Return a text as every database stores it: no NUL, no half surrogates."""
+    """Return a text with NUL and half surrogates escaped, since not every database stores them."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

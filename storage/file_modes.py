@@ -49,7 +49,7 @@ def is_open_to_others(folder: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make durable that files were created, linked or removed in a folder. Raises OSError."""
+    """Flush a folder to disk (fsync), so that files created, linked or removed in it stay so. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -92,7 +92,7 @@ class TopicName:
 
     @property
     def partition(self) -> int:
-        """The partition's number, or -1 for a topic without partitions."""
+        """The number of the partition that this name names; -1: the name is not one of a partition."""
         match = _PARTITION.match(self.topic)
         return int(match["index"]) if match else -1
 
@@ -144,18 +144,18 @@ class MessageId:
         return cls(*numbers)
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """The numbers by which ids are compared."""
+    def sort_key(self) -> tuple[int, int, int]:
+        """The numbers by which ids are compared: ledger, entry, batch index."""
         return (self.ledger_id, self.entry_id, self.batch_index)
 
     def __eq__(self, other: object) -> bool:
-        return self.order == other.order if isinstance(other, MessageId) else NotImplemented
+        return self.sort_key == other.sort_key if isinstance(other, MessageId) else NotImplemented
 
     def __lt__(self, other: object) -> bool:
-        return self.order < other.order if isinstance(other, MessageId) else NotImplemented
+        return self.sort_key < other.sort_key if isinstance(other, MessageId) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.order)
+        return hash(self.sort_key)
 
     def __str__(self) -> str:
         text = f"{self.ledger_id}:{self.entry_id}:{self.partition}"
@@ -227,7 +227,7 @@ class SourceProgress(NamedTuple):
     publish_time: int
 
     def merged(self, other: SourceProgress | None) -> SourceProgress:
-        """Return the progress over the entries of both."""
+        """Return the later position and the later publish time of this progress and `other`; None: this one."""
         if other is None:
             return self
         return SourceProgress(max(self.position, other.position), max(self.publish_time, other.publish_time))
@@ -236,7 +236,7 @@ class SourceProgress(NamedTuple):
 def merged_progress(
     newer: Mapping[str, SourceProgress], older: Mapping[str, SourceProgress]
 ) -> dict[str, SourceProgress]:
-    """Return the progress of each source cluster, by name, over the entries of both."""
+    """Return the progress of each source cluster, by name, merged: the later position and publish time of each."""
     return {**older, **{name: progress.merged(older.get(name)) for name, progress in newer.items()}}
 
 
@@ -250,8 +250,8 @@ class StoredObject:
 
 
 @dataclass(frozen=True)
-class LedgerPlace:
-    """The place of a sealed ledger in its topic: its id, and the offset of its first row."""
+class LedgerStart:
+    """The start of a sealed ledger: its id, and the offset of its first row in the topic."""
 
     ledger_id: int
     first_offset: int
@@ -259,14 +259,14 @@ class LedgerPlace:
 
 @dataclass(frozen=True)
 class RowsObject:
-    """A rows object in a row or manifest; `stored.crc32c` is the CRC32C of the footer.
+    """A stored object of message rows, as a row or manifest names it; `stored.crc32c` is the CRC32C of the footer.
 
     `place`: of the ledger that it is, if it is one: rows that count from 0 are moved there.
     """
 
     stored: StoredObject
     footer_size: int
-    place: LedgerPlace | None = field(default=None, compare=False)
+    place: LedgerStart | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -308,15 +308,15 @@ class LedgerRecord:
 
     @property
     def content(self) -> LedgerRecord:
-        """The offsets, counts and times of the messages, as `SegmentRecord.content` has them: this record itself."""
+        """This record itself, which has the offsets, counts and times that `SegmentRecord.content` has."""
         return self
 
     @property
     def rows_object(self) -> RowsObject:
-        """The rows object with the size of its footer, and the place of the ledger."""
-        return RowsObject(self.rows, self.footer_size, LedgerPlace(self.ledger_id, self.first_offset))
+        """The ledger's object of message rows, with the size of its footer and the start of the ledger."""
+        return RowsObject(self.rows, self.footer_size, LedgerStart(self.ledger_id, self.first_offset))
 
     @property
     def newest_publish_time(self) -> int:
-        """The largest publish time (ms) for policies: no message counts as published after its ledger was created."""
+        """The largest publish time (ms) of its messages, at most the time at which the ledger was created."""
         return min(self.max_publish_time, self.created_at)

@@ -46,8 +46,8 @@ class Owner:
 
     @classmethod
     def current(cls) -> Owner:
-        """Return this process, at a new piece of work."""
-        machine, start = _process(os.getpid())
+        """Return an owner for this process, with a new nonce for a new piece of work."""
+        machine, start = _machine_and_start(os.getpid())
         return cls(socket.gethostname(), os.getpid(), secrets.token_hex(4), machine, start)
 
     @classmethod
@@ -67,14 +67,14 @@ class Owner:
         return (self.host, self.pid, self.machine, self.start) == (other.host, other.pid, other.machine, other.start)
 
     @property
-    def is_here(self) -> bool:
-        """True for a process of this machine, dead or alive."""
-        return bool(self.machine) and self.machine == _process(os.getpid())[0]
+    def is_on_this_machine(self) -> bool:
+        """True if the process runs, or ran, on this machine since its boot."""
+        return bool(self.machine) and self.machine == _machine_and_start(os.getpid())[0]
 
     @property
     def is_dead(self) -> bool:
         """True if the process is known to have ended: it ran on this machine and does not exist any more."""
-        if not self.is_here:
+        if not self.is_on_this_machine:
             return False
         try:
             os.kill(self.pid, 0)  # /proc may hide the processes of other users
@@ -82,12 +82,12 @@ class Owner:
             return True
         except OSError:
             pass
-        status = _stat(self.pid)
+        status = _state_and_start(self.pid)
         return status is not None and (status[0] in _DEAD_STATES or status[1] != self.start)
 
 
-def owner_name() -> str:
-    """Return an owner's text for a new piece of work of this process. It is unique, and shows operators the process."""
+def new_owner_name() -> str:
+    """Return the text of a new owner: unique, for a new piece of work of this process, with its host and pid."""
     return str(Owner.current())
 
 
@@ -106,13 +106,16 @@ def is_dead(text: str) -> bool:
 def is_alive_here(text: str) -> bool:
     """Return whether an owner, by its text, is known to be a live process of this machine."""
     owner = Owner.parse(text)
-    return owner is not None and owner.is_here and not owner.is_dead
+    return owner is not None and owner.is_on_this_machine and not owner.is_dead
 
 
 @cache
-def _process(pid: int) -> tuple[str, str]:
-    """Return machine and start of this process; cached by pid, since a fork is another process."""
-    status = _stat(pid)
+def _machine_and_start(pid: int) -> tuple[str, str]:
+    """Return the hash of this machine and the start time of this process, in hex; random if unknown.
+
+    Cached by pid, since a fork is another process.
+    """
+    status = _state_and_start(pid)
     try:
         boot = _BOOT_ID.read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -122,8 +125,8 @@ def _process(pid: int) -> tuple[str, str]:
     return sha256(boot.encode()).hexdigest()[:8], status[1]
 
 
-def _stat(pid: int) -> tuple[str, str] | None:
-    """Return state and start (hex) of a process; None if the system does not report them."""
+def _state_and_start(pid: int) -> tuple[str, str] | None:
+    """Return the state letter and the start time (hex) of a process; None if the system does not report them."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         fields = text[text.rindex(b")") + 2 :].split()  # a command's name may hold spaces and brackets

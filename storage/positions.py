@@ -82,7 +82,7 @@ class ContinuationToken:
 
     @classmethod
     def from_token(cls, token: str, parse_start: Callable[[str], StartPosition]) -> ContinuationToken:
-        """Return the state that a text names, the inverse of `to_token`.
+        """Return the state of a read from the text of a token, the inverse of `to_token`.
 
         `parse_start` parses a text of any other form as a start; its errors are raised.
         """
@@ -101,7 +101,7 @@ class ContinuationToken:
         return cls(StartOffset(int(start)), -1 if delivered is None else int(delivered), compacted)
 
     def to_token(self) -> str:
-        """Return the state as text: letters, digits and `.:-~@`."""
+        """Return the state as the text of a continuation token: letters, digits and `.:-~@`."""
         text = _start_text(self.start) + (f".{self.delivered}" if self.delivered >= 0 else "")
         if self.compacted is None:
             return text

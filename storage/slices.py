@@ -27,7 +27,7 @@ class Spans(NamedTuple):
 
 
 def slices(data: pa.Buffer, end: int, data_type: pa.DataType, *spans: Spans) -> list[pa.Array]:
-    """Return an array for each of `spans`, of the same length. `end`: the end of the values in `data`, below 2³¹.
+    """Return an array of the values of `data` at each of `spans`. `end`: the end of the values in `data`, below 2³¹.
 
     The bytes of a value follow those of the same row in the span before, and those of a row follow the row before.
     """

@@ -53,13 +53,13 @@ class BindingState:
 
     @property
     def is_bound(self) -> bool:
-        """True if the two belong together already."""
+        """True if database and store hold the same uid."""
         return self.database_uid is not None and self.database_uid == self.store_uid
 
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """The check that `store` is the one that the database `metadata` uses."""
+    """The identity of the object store `store`: checks and binds it to the database `metadata`."""
 
     metadata: MetadataStore
     store: ObjectStore
@@ -74,10 +74,10 @@ class StoreIdentity:
             return
         # A process that binds the two writes the database's uid, then the store's, then confirms. This reads in the
         # opposite order, or two processes that start at once would refuse each other's store.
-        uid, record = self._uid(), binding.find()
+        uid, record = self._read_store_uid(), binding.find()
         if uid is None and record is not None and record.confirmed:
-            uid = self._uid()
-        if self._checked(record, uid) and record is not None and record.confirmed:
+            uid = self._read_store_uid()
+        if self._is_bound(record, uid) and record is not None and record.confirmed:
             binding.verified_locations.add(repr(self.store.location))
 
     def check_or_bind(self) -> None:
@@ -91,7 +91,7 @@ class StoreIdentity:
         if repr(self.store.location) in binding.verified_locations:
             return
         known_object = binding.expected_object()
-        if known_object is not None and not self._has(known_object):
+        if known_object is not None and not self._has_object(known_object):
             raise WrongStore(
                 f"the object store {self.store.url} does not have the object {known_object}, which the database names",
                 f"check the store's URL; or {_ADOPT}",
@@ -99,8 +99,8 @@ class StoreIdentity:
         if known_object is None:
             self._refuse_unknown_topic()
         record = binding.ensure(self.store.url)
-        self._put(record.uid)
-        if not self._checked(record, self._uid()):
+        self._write_store_uid(record.uid)
+        if not self._is_bound(record, self._read_store_uid()):
             raise Misconfigured(
                 f"the object store {self.store.url} does not keep what is written to it", "use another one"
             )
@@ -108,15 +108,15 @@ class StoreIdentity:
         binding.verified_locations.add(repr(self.store.location))
 
     def binding_state(self) -> BindingState:
-        """Return what `adopt` would find: the state of database and store. Creates nothing."""
+        """Return the uids of database and store, and whether the store has the database's objects. Creates nothing."""
         record = self.metadata.store_binding.find()
         known_object = self.metadata.store_binding.expected_object()
-        has_object = known_object is None or self._has(known_object)
+        has_object = known_object is None or self._has_object(known_object)
         database_uid = None if record is None else record.uid
-        return BindingState(self.store.url, database_uid, self._uid(), known_object, has_object)
+        return BindingState(self.store.url, database_uid, self._read_store_uid(), known_object, has_object)
 
     def adopt(self, *, force: bool = False) -> BindingState:
-        """Bind database and store, whatever they belonged to. Returns the state before. Idempotent.
+        """Bind database and store, even if they are bound to others. Returns the state before. Idempotent.
 
         Raises Misconfigured, unless `force`, if the store does not have an object that the database names.
         """
@@ -132,12 +132,12 @@ class StoreIdentity:
         record = self.metadata.store_binding.ensure(before.url)
         if before.store_uid is None:
             # The store gets a uid of its own: from now on it differs from the store that it was copied from.
-            self._put(new_uid() if record.confirmed else record.uid)
-        self.metadata.store_binding.confirm(self._uid() or record.uid, before.url)
+            self._write_store_uid(new_uid() if record.confirmed else record.uid)
+        self.metadata.store_binding.confirm(self._read_store_uid() or record.uid, before.url)
         return before
 
-    def _checked(self, record: StoreBindingRecord | None, uid: str | None) -> bool:
-        """Return whether the two belong together; False: they must be bound first. Raises WrongStore."""
+    def _is_bound(self, record: StoreBindingRecord | None, uid: str | None) -> bool:
+        """Return whether the store's uid is the database's; False: the two must be bound first. Raises WrongStore."""
         if record is not None and uid == record.uid:
             return True
         if uid is None and (record is None or not record.confirmed):
@@ -170,13 +170,13 @@ class StoreIdentity:
                 f"check the URLs of store and database, and use a store, or a prefix, for each database; or {_ADOPT}",
             )
 
-    def _uid(self) -> str | None:
+    def _read_store_uid(self) -> str | None:
         try:
             data = self.store.get(STORE_UID)
         except ObjectMissing:
             return None
         uid = data[:_UID_BYTES].decode("ascii", "replace")
-        if data != _encoded(uid):
+        if data != _encode_uid(uid):
             raise ObjectDamaged(
                 f"the object {STORE_UID} of the object store {self.store.url} holds {data[:50]!r}, which is no uid "
                 "with its checksum",
@@ -184,11 +184,11 @@ class StoreIdentity:
             )
         return uid
 
-    def _put(self, uid: str) -> None:
+    def _write_store_uid(self, uid: str) -> None:
         with suppress(ObjectExists):  # another process was first: the next check compares its uid
-            self.store.put(STORE_UID, _encoded(uid))
+            self.store.put(STORE_UID, _encode_uid(uid))
 
-    def _has(self, name: str) -> bool:
+    def _has_object(self, name: str) -> bool:
         try:
             self.store.size(name)
         except ObjectMissing:
@@ -196,7 +196,7 @@ class StoreIdentity:
         return True
 
 
-def _encoded(uid: str) -> bytes:
-    """Return the content of the object `store.uid`."""
+def _encode_uid(uid: str) -> bytes:
+    """Return the content of the object `store.uid`: the uid and its checksum."""
     data = uid.encode("ascii", "replace")
     return data + b" %08x\n" % crc32c(data)

@@ -24,8 +24,8 @@ class StoreTrial:
     store: ObjectStore
     silence_seconds: float
 
-    def ensure_passed(self) -> bool:
-        """Try the store unless it has passed before; return whether it was tried now.
+    def try_unless_passed(self) -> bool:
+        """Try the store unless it has passed its trial before; return whether it was tried now.
 
         Raises Misconfigured if it breaks a promise, Unavailable.
         """
@@ -38,10 +38,10 @@ class StoreTrial:
         finally:
             if bounded is not self.store:
                 bounded.close()
-        binding.record_trial(location)
+        binding.record_passed_trial(location)
         return True
 
 
 def location_text(location: StoreLocation) -> str:
-    """Return a location in one line, which differs between servers, buckets and prefixes."""
+    """Return the location of a store as one line of text, unique by server, bucket and prefix."""
     return location.url if location.s3_endpoint is None else f"{location.url} at {location.s3_endpoint}"

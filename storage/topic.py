@@ -33,7 +33,7 @@ from storage.log.segment_tables import SegmentEntryReader, SegmentTableReader
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, SourcePosition, TopicName
-from storage.owner import owner_name
+from storage.owner import new_owner_name
 from storage.positions import CompactedProgress, ContinuationToken, OffsetReset, StartOffset, StartPosition, StartTime
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.entry_reader import EntryReader
@@ -51,7 +51,10 @@ Value = TypeVar("Value")
 
 
 class Topic:
-    """A topic. Cheap to create; it holds no connection. `hasher` None: the hash of the topic's seed."""
+    """A topic, with its writers and readers. Cheap to create; it holds no connection.
+
+    `hasher` None: the hash of the topic's seed.
+    """
 
     def __init__(self, environment: Environment, record: TopicRecord, hasher: KeyHasher | None = None) -> None:
         self._environment = environment
@@ -72,13 +75,13 @@ class Topic:
         wait_ms: int = DEFAULT_WAIT_MS,
         on_held: OnHeld = lambda _: None,
     ) -> BulkAppend:
-        """Return a writer of sealed ledgers; each of its `append` calls is all or nothing.
+        """Return a bulk writer of sealed ledgers for the topic; each of its `append` calls is all or nothing.
 
         `on_held`: called once with the error that names the lease's owner, if the lease must be waited for. For the
         others see BulkAppend.
         """
         return BulkAppend(
-            self._environment, self.record, self._hasher, owner_name(), ledger_bytes, workers, wait_ms, on_held
+            self._environment, self.record, self._hasher, new_owner_name(), ledger_bytes, workers, wait_ms, on_held
         )
 
     def append_log(
@@ -93,7 +96,7 @@ class Topic:
         `wait_ms`: the time to wait for another writer. `on_rolled`: called when a segment waits to be sealed.
         `renewer`: of a process that has many logs open at once. `on_held`: as for `bulk_append`.
         """
-        return TopicLog(self._environment, self.record, owner_name(), wait_ms, on_rolled, renewer, on_held)
+        return TopicLog(self._environment, self.record, new_owner_name(), wait_ms, on_rolled, renewer, on_held)
 
     def log_manager(self) -> LogManager:
         """Return a log manager, which rolls and seals the segments of this and other topics."""
@@ -160,7 +163,7 @@ class Topic:
         StateMayBeStale.
         """
         entries = SegmentEntryReader(self._environment.log)
-        state = self._resumed(start) if read_compacted and resumes else ContinuationToken(start)
+        state = self._resume_read(start) if read_compacted and resumes else ContinuationToken(start)
 
         def open_source(state: ContinuationToken) -> RawReader | CompactedReader:
             if read_compacted:
@@ -189,17 +192,17 @@ class Topic:
         """Return the position at the source of the last raw message before an offset; see `position_before`."""
         return self.read_snapshot(lambda reader: position_before(reader, end))
 
-    def _resumed(self, start: StartPosition) -> ContinuationToken:
-        """Return the state of a compacted read that has delivered the messages before `start`.
+    def _resume_read(self, start: StartPosition) -> ContinuationToken:
+        """Return the token of a compacted read that has delivered the messages before `start`.
 
-        The state says what the reader knows, since another compaction may publish before the first read. Raises
+        The token names what the reader knows, since another compaction may publish before the first read. Raises
         StateMayBeStale.
         """
         if isinstance(start, StartTime) or start in (EARLIEST, LATEST):
             return ContinuationToken(start)
-        return self.read_snapshot(lambda reader: self._resumed_in(reader, start))
+        return self.read_snapshot(lambda reader: self._resume_read_in(reader, start))
 
-    def _resumed_in(self, reader: SnapshotReader, start: MessageId | StartOffset) -> ContinuationToken:
+    def _resume_read_in(self, reader: SnapshotReader, start: MessageId | StartOffset) -> ContinuationToken:
         first = start.offset if isinstance(start, StartOffset) else self._offset_of(start, reader)
         compacted = reader.snapshot.compacted
         if first is None and (compacted is None or compacted.horizon.message_id <= start):
@@ -208,7 +211,7 @@ class Topic:
             first = reader.first_offset if compacted is None else compacted.horizon.offset + 1
         if compacted is None:
             assert first is not None
-            return _resumed_at(first, CompactedProgress())
+            return _resumed_token(first, CompactedProgress())
         try:
             manifest = reader.manifest(compacted)
             if first is None:  # the next message that the compacted ledger still has
@@ -217,17 +220,17 @@ class Topic:
         except ObjectMissing:
             if first is None:  # the read could not discover what it misses
                 raise
-            return _resumed_at(first, CompactedProgress())
+            return _resumed_token(first, CompactedProgress())
         if min(manifest.dropped_to, compacted.horizon.offset) < first:
             by_event = bool(manifest.policies.get("event_time_order"))
-            return _resumed_at(first, CompactedProgress(compacted.ledger_id, by_event))
+            return _resumed_token(first, CompactedProgress(compacted.ledger_id, by_event))
         if first < reader.first_offset:
             raise StateMayBeStale(
                 f"raw messages of {self.name} from {start} on are trimmed, and generation {manifest.generation} lacks "
                 f"deletions, or values that expired, up to offset {manifest.dropped_to}",
                 "read again from earliest, into an empty state",
             )
-        return _resumed_at(first, CompactedProgress(is_raw=True))
+        return _resumed_token(first, CompactedProgress(is_raw=True))
 
     def _offset_of(self, start: MessageId, reader: SnapshotReader) -> int | None:
         """Return the offset of the first message at or after an id; None: it may have been trimmed, or does not exist.
@@ -264,7 +267,7 @@ class Topic:
         return CompactedReader(
             self._environment,
             self.record.id,
-            owner_name(),
+            new_owner_name(),
             state,
             unsealed or self._unsealed,
             reset,
@@ -293,7 +296,7 @@ class Topic:
         resumes: bool = False,
         known_ledger_id: int | None = None,
     ) -> list[ScanPiece]:
-        """Return the pieces of the topic's messages in a range, for readers that work at the same time.
+        """Plan a scan: return the pieces of the topic's messages in a range, for readers that work at the same time.
 
         For the arguments and errors see `storage.reading.scan.plan_scan`.
         """
@@ -315,7 +318,7 @@ class Topic:
         return self.read_snapshot(lambda reader: plan_newest(store, reader, hasher, now))
 
     def tables(self, piece: ScanPiece, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the messages of a piece of a scan; see `ScanPiece.tables`."""
+        """Yield the messages of a piece of a scan as tables of these columns; see `ScanPiece.tables`."""
         return piece.tables(self._environment.store, self._unsealed, columns)
 
     def compacted_ledger_of_scan(self, first_offset: int, *, resumes: bool, known_ledger_id: int | None) -> int | None:
@@ -327,7 +330,7 @@ class Topic:
         )
 
     def read_snapshot(self, read: Callable[[SnapshotReader], Value]) -> Value:
-        """Return what `read` returns for a reader of the topic as it is now.
+        """Call `read` with a reader of the topic as it is now, and return the result.
 
         If an object is lost, and the topic has changed since the snapshot, read again: the object was sealed, trimmed
         or collected.
@@ -345,7 +348,7 @@ class Topic:
         called before each read; once it returns True the search ends. Raises DataLoss (R8); SegmentNotLocal, unless
         `sealed_only`; SearchStopped, if the search ended before the message is known.
         """
-        take_snapshot = self._sealed if sealed_only else self.snapshot
+        take_snapshot = self._sealed_snapshot if sealed_only else self.snapshot
         now, retention = self._environment.clock.now_ms(), self._compacted_retention_filter
         store = self._environment.store
         return point_read(store, take_snapshot, self._hasher, key, now, self._unsealed, retention, should_stop)
@@ -367,7 +370,7 @@ class Topic:
             )
         )
 
-    def _sealed(self) -> TopicSnapshot:
+    def _sealed_snapshot(self) -> TopicSnapshot:
         return replace(self.snapshot(), segments=())
 
     def newest_value(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
@@ -386,9 +389,9 @@ class Topic:
         reset: OffsetReset = OffsetReset.EARLIEST,
     ) -> Iterator[Message]:
         """Yield messages as `read` does, one at a time; a chunked message counts as one (P10)."""
-        return self._messages(self.read(start, read_compacted, reset=reset), max_messages)
+        return self._first_messages(self.read(start, read_compacted, reset=reset), max_messages)
 
-    def _messages(self, batches: Generator[pa.RecordBatch, None, None], limit: int | None) -> Iterator[Message]:
+    def _first_messages(self, batches: Generator[pa.RecordBatch, None, None], limit: int | None) -> Iterator[Message]:
         with closing(batches):
             yield from islice(messages(batches, self.name.partition), limit)
 
@@ -417,6 +420,6 @@ class Topic:
         return self.first_at(StartOffset(offset))
 
 
-def _resumed_at(first: int, progress: CompactedProgress) -> ContinuationToken:
-    """Return the state of a read that knows everything before the offset `first`."""
+def _resumed_token(first: int, progress: CompactedProgress) -> ContinuationToken:
+    """Return the token of a compacted read that has delivered all messages before the offset `first`."""
     return ContinuationToken(StartOffset(first), compacted=progress)

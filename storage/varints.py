@@ -18,14 +18,14 @@ _MOST_BYTES = 10
 
 
 class Varints(NamedTuple):
-    """Numbers, and the positions after them, shape (n,)."""
+    """Decoded numbers, and the positions after each of them, shape (n,)."""
 
     values: I64
     ends: I64
 
 
-def words_of(data: bytes) -> I64:
-    """Return the eight bytes from each position of `data` on, as a number."""
+def overlapping_words(data: bytes) -> I64:
+    """Return, for each position of `data`, the eight bytes from there on as a little-endian number."""
     return np.ndarray(len(data) - WORD_BYTES + 1, "<i8", data, strides=(1,))
 
 
@@ -36,8 +36,8 @@ def read_varints(words: I64, positions: I64) -> Varints:
     bytes is cut; damage shows in what follows it.
     """
     word = words[positions]
-    shortest = _size(int(np.bitwise_and.reduce(word)))
-    longest = _size(int(np.bitwise_or.reduce(word)))
+    shortest = _varint_size(int(np.bitwise_and.reduce(word)))
+    longest = _varint_size(int(np.bitwise_or.reduce(word)))
     values = word & 0x7F
     for index in range(1, min(shortest, WORD_BYTES)):
         values |= (word >> index) & (0x7F << (7 * index))
@@ -59,19 +59,22 @@ def read_varints(words: I64, positions: I64) -> Varints:
     return Varints(((values >> 1) & ((1 << 63) - 1)) ^ -(values & 1), positions + sizes)
 
 
-def _size(word: int) -> int:
-    """Return the bytes of the number at the low end of a word; more than `WORD_BYTES`: it does not end there."""
+def _varint_size(word: int) -> int:
+    """Return the bytes of the varint at the low end of a word; more than `WORD_BYTES`: it does not end there."""
     return next((size for size in range(1, WORD_BYTES + 1) if not word >> (8 * size - 1) & 1), WORD_BYTES + 1)
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the signed (zigzag) number at `at`, and the position after it. Raises as `read_unsigned_varint`."""
+    """Return the signed (zigzag) number at position `at` of `data`, and the position after it.
+
+    Raises as `read_unsigned_varint`.
+    """
     value, end = read_unsigned_varint(data, at)
     return (value >> 1) ^ -(value & 1), end
 
 
 def read_unsigned_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at`, and the position after it.
+    """Return the unsigned number at position `at` of `data`, and the position after it.
 
     Raises IndexError if the data ends before it does, or if it has more than ten bytes.
     """

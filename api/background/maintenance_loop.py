@@ -135,7 +135,7 @@ class MaintenanceLoop:
             return
         self._store_tried_at, self._store_retry_ms = now, self._interval_ms
         try:
-            self._store_trial.ensure_passed()
+            self._store_trial.try_unless_passed()
             self._store_trial = self._checked_at = None
         except Unavailable as error:
             self._store_retry_ms = min(AWAY_RETRY_MS, self._interval_ms)

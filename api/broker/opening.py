@@ -43,7 +43,7 @@ def open_broker(settings: Settings, expected_errors: tuple[type[Exception], ...]
         environment = replace(environment, log=log)
         metadata, clock = environment.metadata, environment.clock
         with suppress(Unavailable):  # then the maintenance tries it
-            store_trial(settings, environment).ensure_passed()
+            store_trial(settings, environment).try_unless_passed()
         _ = environment.log.uid  # made now: other services find by it who has a topic's newest messages
         with suppress(Unavailable):  # then it is done before this process gives out an id
             reserve_lost_ids(metadata, environment.log)

@@ -52,7 +52,7 @@ def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
     """
     store = environment.metadata.policies
     if scope.topic is not None:
-        return store.resolved(names.policy_topics(environment, scope.topic)[0])
+        return store.resolve_policies(names.policy_topics(environment, scope.topic)[0])
     return store.inherited_policies(policy_store_keys(environment, scope)[0])
 
 
@@ -61,7 +61,7 @@ def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:
 
     Raise the errors of `policy_store_keys`.
     """
-    return environment.metadata.policies.stored_of_scope(policy_store_keys(environment, scope)[0])
+    return environment.metadata.policies.of_scope(policy_store_keys(environment, scope)[0])
 
 
 def change(

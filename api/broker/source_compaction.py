@@ -125,8 +125,8 @@ def compact_up_to(
             return CompactionRequestState(CompactionStatus.ERROR, str(goal), run, activity.control.last_error)
         if run is not None and run.state in (RunState.ERROR, RunState.CANCELLED):
             return CompactionRequestState(CompactionStatus.ERROR, str(goal), run, run.error)
-        if run is not None and run.tail_error:
-            return CompactionRequestState(CompactionStatus.ERROR, str(goal), run, run.tail_error)
+        if run is not None and run.skipped_tail_error:
+            return CompactionRequestState(CompactionStatus.ERROR, str(goal), run, run.skipped_tail_error)
         if _is_compacted_except_young(broker, snapshot, run, goal.end):
             return CompactionRequestState(CompactionStatus.SUCCESS, str(goal), run)
     if not activity.running:

@@ -162,7 +162,7 @@ def stats_snapshot(
     `with_ledgers`: with counts of each ledger, and properties. `with_last_publish_time`: that of the newest entry.
     """
     try:
-        stats = environment.metadata.stats.of(name, with_ledgers=with_ledgers)
+        stats = environment.metadata.stats.of_topic(name, with_ledgers=with_ledgers)
     except TopicNotFound:
         return None
     unrolled = next((segment for segment in stats.segments if segment.content is None), None)

@@ -295,7 +295,7 @@ def topic_view(
         early_end_reasons(runs),
         clients,
         schema_history(broker.schemas, name),
-        policy_rows(environment.metadata.policies.resolved(record)),
+        policy_rows(environment.metadata.policies.resolve_policies(record)),
         0 if manifest is None else sum(part.dead for part in manifest.parts),
         failure,
         can_read,

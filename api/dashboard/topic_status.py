@@ -125,7 +125,7 @@ def _next_run_text_and_time(
     if not backlog.messages:
         return "none; there is no message to compact", None
     triggers = backlog.triggers
-    if not triggers.any:
+    if not triggers.has_any:
         return f"on request; {left}, no threshold is set", None
     if triggers.min_lag_ms and cause_of(backlog, now) is None:
         begins = (backlog.first_extent_newest_time or now) + triggers.min_lag_ms

@@ -22,7 +22,7 @@ from api.settings.settings import SETTINGS
 from storage.errors import CompactorError, InvalidInput, Misconfigured
 from storage.options import policies
 from storage.options.kinds import Duration
-from storage.options.option import closest
+from storage.options.option import closest_name
 
 _PROPERTIES = (".conf", ".properties")
 _NAMES_SHOWN = 8
@@ -90,7 +90,7 @@ def unknown_variable_notes(environment: Mapping[str, str]) -> list[str]:
         typed = name.removeprefix(ENVIRONMENT)
         if typed == name or typed in (*known, "CONFIG") or name.startswith(_OF_OTHERS):
             continue
-        near = closest(typed, known)
+        near = closest_name(typed, known)
         advice = f"did you mean {known[near]}?" if near else "see docs/settings.md"
         notes.append(f"{name} is not a setting, and is ignored: {advice}")
     return notes
@@ -151,7 +151,7 @@ def _parse_content(path: Path, values: Mapping[str, object], strict: bool) -> Se
         except InvalidInput as error:
             raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
     if unknown and strict:
-        near = closest(unknown[0], [*SETTINGS, *policies.POLICIES])
+        near = closest_name(unknown[0], [*SETTINGS, *policies.POLICIES])
         raise Misconfigured(
             f"{path}: there is no setting or policy {unknown[0]!r}",
             f"{f'did you mean {near}? ' if near else ''}see `compactor config show` and docs/settings.md",

@@ -212,7 +212,7 @@ class GarbageCollector:
         retired = 0 if dry_run else self._collect_retired(topic, times)
         delay_ms = policies.file_delete_delay_ms
         marked_before = now - delay_ms
-        marked = self.environment.metadata.trimming.trimmed(topic.id)
+        marked = self.environment.metadata.trimming.trimmed_ledgers(topic.id)
         due = [item for item in marked if item.deleted_at is not None and item.deleted_at <= marked_before]
         trimmed = len(due) if dry_run else self.environment.metadata.trimming.purge(topic.id, marked_before)
         if trimmed and not dry_run:
@@ -222,7 +222,9 @@ class GarbageCollector:
         if dry_run:
             expired = sum(
                 attempt.finished_at is None
-                and not live_heartbeat_bounds(attempt.kind.dead_ms(self.grace_ms), now).contains(attempt.heartbeat_at)
+                and not live_heartbeat_bounds(attempt.kind.heartbeat_ttl_ms(self.grace_ms), now).contains(
+                    attempt.heartbeat_at
+                )
                 for attempt in snapshot.attempts
             )
             kept = [item for item in kept if not self._may_go(snapshot, item, now, times)]
@@ -272,7 +274,7 @@ class GarbageCollector:
         than an hour from now.
         """
         times = [
-            attempt.heartbeat_at + attempt.kind.dead_ms(self.grace_ms)
+            attempt.heartbeat_at + attempt.kind.heartbeat_ttl_ms(self.grace_ms)
             for attempt in snapshot.attempts
             if attempt.finished_at is None
         ]

@@ -80,7 +80,7 @@ class Retention:
         """
         tail_left, sealed = NO_ERROR, False
         for tries_left in reversed(range(_TRIES)):
-            policies = self.environment.metadata.policies.resolved(topic)
+            policies = self.environment.metadata.policies.resolve_policies(topic)
             snapshot = self.environment.metadata.topic_snapshot(topic.id)
             now = self.environment.clock.now_ms()
             extents, damage = self._extents(snapshot, policies.policies, now)
@@ -92,7 +92,7 @@ class Retention:
                 offset = before if isinstance(before, int) else self._offset_of(snapshot, extents, before)
                 plan = plan_before(snapshot, extents, blocking, policies.policies, offset)
             if damage is not None:
-                tail_left = ErrorText.of(damage)
+                tail_left = ErrorText.from_error(damage)
             if not force and plan.removes_messages(snapshot.topic):
                 self._check_compacted(topic)
             if dry_run:
@@ -101,7 +101,7 @@ class Retention:
             if not sealed and (plan.needs_sealing or plan.start_offset > snapshot.topic.next_offset):
                 # a writer or sealer may hold the tail, or it is damaged
                 error = LogManager(self.environment).try_roll_and_seal(topic)
-                sealed, tail_left = True, NO_ERROR if error is None else ErrorText.of(error)
+                sealed, tail_left = True, NO_ERROR if error is None else ErrorText.from_error(error)
                 continue
             plan = without_unsealed(plan, snapshot.topic)
             try:

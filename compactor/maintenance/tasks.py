@@ -226,7 +226,7 @@ class Maintenance:
     def _scrub_to_continue(self) -> _Scrub | int:
         """Return the scrub that is due or was interrupted; or the time (ms) of the last one's begin if none is."""
         now = self.environment.clock.now_ms()
-        noted = self.environment.metadata.topic_work.note(SCRUB_NOTE)
+        noted = self.environment.metadata.topic_work.leader_note(SCRUB_NOTE)
         began_at, after_uid = json.loads(noted) if noted else (0, None)
         if after_uid is None:
             if noted and not is_due(began_at, self.intervals[MaintenanceTask.SCRUB], now):
@@ -237,7 +237,7 @@ class Maintenance:
 
     def _note_scrub(self, began_at: int, after_uid: str | None) -> None:
         """Store the place of a scrub for this process or another one. `after_uid` None: it is finished."""
-        self.environment.metadata.topic_work.set_note(SCRUB_NOTE, json.dumps([began_at, after_uid]))
+        self.environment.metadata.topic_work.set_leader_note(SCRUB_NOTE, json.dumps([began_at, after_uid]))
 
 
 def _log_collected(task: MaintenanceTask, collected: CollectionResult) -> None:

@@ -65,7 +65,7 @@ def is_unchanged(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bo
     removal by time: see `anything_due`.
     """
     last = snapshot.last_run
-    if last is None or last.state != RunState.SUCCESS or last.table_retry:
+    if last is None or last.state != RunState.SUCCESS or last.can_retry_iceberg_table:
         return False
     unimportant = {name: getattr(policies, name) for name in _NO_CHANGE}
     if {"table_format_version": None, **last.policies, **unimportant} != asdict(policies):

@@ -53,7 +53,7 @@ def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Coll
 
     Raises InvalidInput for an unreadable stored value without which a run may choose the wrong messages.
     """
-    resolved = metadata.policies.resolved(topic)
+    resolved = metadata.policies.resolve_policies(topic)
     replaced = {POLICY_OF[name] for name in overrides}
     for name, unreadable in resolved.unreadable.items():
         if POLICIES[name].fallback is NO_RUN and name not in replaced:
@@ -68,7 +68,7 @@ def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Coll
 def overridden_names(metadata: MetadataStore, topic: TopicRecord, overrides: Mapping[str, object]) -> list[str]:
     """Return the names in `overrides` (fields of RunPolicies) whose value differs from a policy that the topic, its
     namespace or the broker sets."""
-    resolved = metadata.policies.resolved(topic)
+    resolved = metadata.policies.resolve_policies(topic)
     stored = asdict(run_policies(resolved.policies))
     return [
         name

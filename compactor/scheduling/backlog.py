@@ -98,7 +98,7 @@ class BacklogReader:
     def read(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs of these topics, also of those without a trigger; deleted topics are left out."""
         resolver = self._metadata.policies.resolver()
-        return list(self._read_backlogs(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
+        return list(self._read_backlogs(self._metadata.backlogs.of_topics(topic_ids), resolver, all_open=True))
 
     def read_all(self) -> list[Backlog]:
         """Return the backlogs of all topics, also of those without a trigger, without a throttle."""
@@ -109,14 +109,14 @@ class BacklogReader:
 
     def read_with_trigger(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs of those of `topic_ids` that have a compaction trigger; deleted topics are left out."""
-        page = self._metadata.backlogs.of(topic_ids)
+        page = self._metadata.backlogs.of_topics(topic_ids)
         self._measured_segments |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
         resolver = self._metadata.policies.resolver_of([record.topic for record in page])
         return list(self._read_backlogs(page, resolver, all_open=False))
 
     def read_without_open_segments(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs, without the open segments, of those of `topic_ids` that have a compaction trigger."""
-        page = [replace(record, open_segment=None) for record in self._metadata.backlogs.of(topic_ids)]
+        page = [replace(record, open_segment=None) for record in self._metadata.backlogs.of_topics(topic_ids)]
         resolver = self._metadata.policies.resolver_of([record.topic for record in page])
         return list(self._read_backlogs(page, resolver, all_open=False))
 
@@ -130,7 +130,7 @@ class BacklogReader:
     ) -> Iterator[Backlog]:
         for record in records:
             resolved = resolver.resolve(record.topic)
-            if resolved.triggers.any or all_open:
+            if resolved.triggers.has_any or all_open:
                 yield replace(
                     self._backlog_with_open_segment(record, resolved.triggers),
                     engine_kind=resolved.policies.compaction_topic_engine,

@@ -32,7 +32,7 @@ from storage.environment import Environment
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
 from storage.metadata.policy_store import UnreadablePolicy
 from storage.metadata.records import MANUAL, SERVICE_DEAD_MS, CompactionControl, ServiceRecord, TopicRecord
-from storage.owner import owner_name
+from storage.owner import new_owner_name
 
 POLL_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class ControlLoop:
         `url`: address of this service for others. `broker_service_urls`: its addresses for Pulsar's protocol, without
         and with TLS.
         """
-        self.name = name or owner_name()
+        self.name = name or new_owner_name()
         self._environment = environment
         self._control = environment.metadata.compaction_control
         self._services = environment.metadata.services
@@ -230,7 +230,7 @@ class ControlLoop:
         """Read the queue of topics, and replace the list of due topics and the result of the last check."""
         if token != self._check_token:
             self._due = []
-            self._environment.metadata.topic_work.begin_leading(token, self._environment.log.known_uid)
+            self._environment.metadata.topic_work.queue_for_new_leader(token, self._environment.log.known_uid)
         self._due = self._queue.check(now, token)
         self._check_token = token
         checked = TopicsCheckResult.of([item.backlog for item in self._due], {}, len(self._due), now)
@@ -246,7 +246,7 @@ class ControlLoop:
 
     def _log_unreadable_policies(self) -> int:
         """Log each stored policy that this version cannot read, once. Return their number."""
-        unreadable = self._environment.metadata.policies.unreadable()
+        unreadable = self._environment.metadata.policies.unreadable_policies()
         for item in unreadable:
             if item not in self._logged_policies:
                 _log.warning(

@@ -64,7 +64,7 @@ class Reconciler:
         """Check the next page of topics, if one is due now, and add it to the sums. Raises Fenced."""
         now = self._clock.now_ms()
         if self._after_id is None:
-            self._after_id = int(self._metadata.topic_work.note(NOTE) or -1)
+            self._after_id = int(self._metadata.topic_work.leader_note(NOTE) or -1)
             self._has_note = self._after_id >= 0
         begins = self._after_id < 0 or self._begun_at is None
         if begins and not is_due(self._begun_at, self._interval_ms, now):
@@ -73,7 +73,7 @@ class Reconciler:
             return False
         if begins:
             self._begun_at, self._walked, self._noted_at = now, NOTHING, now
-        page = self._metadata.topics.page(self._after_id, TOPICS_AT_ONCE)
+        page = self._metadata.topics.page_by_id(self._after_id, TOPICS_AT_ONCE)
         if page:
             self._walked = self._walked.plus(self._reconcile_page(page, now))
             self._after_id = page[-1].id
@@ -82,7 +82,7 @@ class Reconciler:
             self._after_id, self._last = -1, self._walked
             self._backlogs.drop_stale_segment_counts()
         if (ends and self._has_note) or (not ends and is_due(self._noted_at, self._interval_ms, now)):
-            self._metadata.topic_work.set_note(NOTE, str(self._after_id), leader_token)
+            self._metadata.topic_work.set_leader_note(NOTE, str(self._after_id), leader_token)
             self._noted_at, self._has_note = now, not ends
         self._walked_at = self._clock.now_ms()
         self._rest_ms = PARTS * max(0, self._walked_at - now)

@@ -278,12 +278,12 @@ class Worker:
                 _log.info("compaction stopped: %s", error, extra=names)
             else:  # `_log_failure` has logged a failure
                 _log.info("compaction %s", "succeeded" if error is None else "stopped", extra=names)
-            if error is None and run.tail_error:
+            if error is None and run.skipped_tail_error:
                 text = "the compaction of %s did not include unsealed messages: %s"
-                _log.warning(text, topic.name, run.tail_error, extra=names)
-            if error is None and run.table_error:
+                _log.warning(text, topic.name, run.skipped_tail_error, extra=names)
+            if error is None and run.iceberg_table_error:
                 text = "the Iceberg table of %s does not show its last compaction: %s"
-                _log.warning(text, topic.name, run.table_error, extra=names)
+                _log.warning(text, topic.name, run.iceberg_table_error, extra=names)
         requested_at = job.requested_at.get(topic.id)
         try:
             if error is None and run is None:
@@ -305,7 +305,7 @@ class Worker:
         leader = self._leadership.required_token() if requested_at is not None else None
         retry_at = self._retry_at(failures)
         self._control.record_failure(
-            topic.id, ErrorText.of(error), retry_at, leader_token=leader, requested_at=requested_at
+            topic.id, ErrorText.from_error(error), retry_at, leader_token=leader, requested_at=requested_at
         )
         _log_failure(topic, None, failures, error)
 
@@ -321,7 +321,7 @@ class Worker:
 
     def _end_failed_run(self, topic: TopicRecord | None, run: RunRecord, error: BaseException) -> None:
         """End a failed run in the database, with the time of the next try unless the error is no failure."""
-        text = ErrorText.of(error)
+        text = ErrorText.from_error(error)
         if not isinstance(error, _NO_FAILURES):
             failures = self._control.fail_run(run, text, self._retry_at)
             if failures is not None:

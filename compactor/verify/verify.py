@@ -47,7 +47,7 @@ from storage.metadata.records import TopicSnapshot
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
-from storage.owner import owner_name
+from storage.owner import new_owner_name
 
 RUNS = 100_000
 """Maximum number of runs of a topic that are read. A topic with more runs has an incomplete history."""
@@ -73,7 +73,7 @@ class Verifier:
         the pinned ledger) and Unavailable (database or store).
         """
         topic = self.environment.metadata.topics.get(name)
-        snapshot, pin = self.environment.metadata.pins.take(topic.id, owner_name(), PIN_TTL_MS)
+        snapshot, pin = self.environment.metadata.pins.take(topic.id, new_owner_name(), PIN_TTL_MS)
         if pin is None:
             return self._verify_snapshot(snapshot)
         lost: list[bool] = []

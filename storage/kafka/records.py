@@ -26,7 +26,7 @@ from storage.kafka.located_records import NO_HEADERS, LocatedRecords, joined
 from storage.kafka.message_set import read_message_set
 from storage.kafka.record_batch import RecordBatch, damaged
 from storage.slices import I64, Flags, Spans
-from storage.varints import PADDING, WORD_BYTES, read_varint, read_varints, words_of
+from storage.varints import PADDING, WORD_BYTES, overlapping_words, read_varint, read_varints
 
 _RUN, _LOOP = 16, 1_024
 """The least records of one size that are located together; the records whose positions a loop holds."""
@@ -87,7 +87,7 @@ def _locate_block(batches: Sequence[RecordBatch], contents: Sequence[bytes | mem
     """Return the records of batches of magic 2, whose uncompressed records are `contents`."""
     data = b"".join([*contents, PADDING])
     end = len(data) - len(PADDING)
-    words = words_of(data)
+    words = overlapping_words(data)
     counts = np.fromiter((batch.record_count for batch in batches), np.int64, len(batches))
     content_ends = np.cumsum(np.fromiter((len(content) for content in contents), np.int64, len(contents)))
 

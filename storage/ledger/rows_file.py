@@ -31,7 +31,7 @@ from storage.ahead import run_ahead
 from storage.checksums import crc32c, extend_crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import rows
-from storage.model import LedgerPlace, RowsObject, StoredObject
+from storage.model import LedgerStart, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore, ObjectWriter
 
 VERSION_KEY = b"compactor.format_version"
@@ -39,7 +39,7 @@ CHECKSUMS_KEY = b"compactor.row_group_crc32c"
 READS_AHEAD = 2
 """Ranged reads of up to `ObjectStore.preferred_read_bytes` that run ahead of a reader that reads all it announces."""
 _PLACED_COLUMNS = ("offset", "ledger_id")
-_IN_PLACE = LedgerPlace(0, 0)
+_IN_PLACE = LedgerStart(0, 0)
 _VARIES = object()
 """Stands for the value of a column that is not known to be constant."""
 _WHOLE_BOUND = 60
@@ -246,7 +246,7 @@ class RowsReader:
         return tuple(groups)
 
     @cached_property
-    def _base(self) -> LedgerPlace:
+    def _base(self) -> LedgerStart:
         """The place that is added to offsets and ledger ids of the object. Raises ObjectDamaged for another version."""
         version = (self._metadata.metadata or {}).get(VERSION_KEY, b"")
         if version == b"%d" % rows.FORMAT_VERSION:

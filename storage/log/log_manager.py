@@ -43,7 +43,7 @@ from storage.log.sweep import LogSweep
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import Attempt, SegmentRecord, SegmentState, TopicRecord
 from storage.model import LedgerRecord
-from storage.owner import is_alive_here, owner_name
+from storage.owner import is_alive_here, new_owner_name
 from storage.store_identity import StoreIdentity
 
 ROLL_WAIT_MS = 10_000
@@ -75,7 +75,7 @@ class LogManager:
     """
 
     environment: Environment
-    owner: str = field(default_factory=owner_name)
+    owner: str = field(default_factory=new_owner_name)
     prepared: PreparedSegments | None = None
 
     def roll_and_seal(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
@@ -209,7 +209,7 @@ class LogManager:
             except (LeaseHeld, TopicNotFound):
                 continue  # it is written or compacted now, or was deleted
             except CompactorError as error:
-                errors[str(topic.name)] = ErrorText.of(error)
+                errors[str(topic.name)] = ErrorText.from_error(error)
         return rolled
 
     def _is_behind_its_log(self, topic: TopicRecord) -> bool:
@@ -334,7 +334,7 @@ class LogManager:
 
     def _abandoned(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
         """Return the segments that were tried too often, except those whose last sealer still lives."""
-        too_often = [segment for segment in waiting if segment.tried_too_often]
+        too_often = [segment for segment in waiting if segment.has_exceeded_sealing_tries]
         if not too_often:
             return []
         now = self.environment.clock.now_ms()

@@ -57,7 +57,7 @@ class LogSweep:
                         sync_folder(files.folder)  # a file that a power cut restores must still have its row
                     failpoint(Failpoint.SEGMENT_FILE_REMOVED)
                     with suppress(TopicNotFound):  # the topic was deleted meanwhile, and its rows with it
-                        self.environment.metadata.sealing.purge(owner.id, segment.ledger_id)
+                        self.environment.metadata.sealing.purge_segment(owner.id, segment.ledger_id)
                     failpoint(Failpoint.SEGMENT_FORGOTTEN)
                     removed += 1
         if topic is None:
@@ -133,7 +133,7 @@ class LogSweep:
         except (LeaseHeld, TopicNotFound):
             pass  # a writer has adopted them when it began; or the topic was deleted
         except CompactorError as error:
-            failed[str(topic.name)] = ErrorText.of(error)
+            failed[str(topic.name)] = ErrorText.from_error(error)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from storage.log.log_manager import LogManager
 from storage.metadata.records import Attempt, AttemptKind, TopicRecord
 from storage.model import LedgerRecord
 from storage.objects.interface import ObjectStore
-from storage.owner import owner_name
+from storage.owner import new_owner_name
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def begin(environment: Environment, topic: TopicRecord, wait_ms: int = DEFAULT_W
     The lease is not held until the commit: other writers may append in between, and their messages come first.
     """
     metadata = environment.metadata
-    with writer_lease(environment, topic.id, owner_name(), wait_ms):
-        attempt = metadata.attempts.begin(topic.id, AttemptKind.TASKS, owner_name())
+    with writer_lease(environment, topic.id, new_owner_name(), wait_ms):
+        attempt = metadata.attempts.begin(topic.id, AttemptKind.TASKS, new_owner_name())
     max_ahead_ms = metadata.policies.effective(topic).message_timestamp_after_max_ms
     return TaskAppend(topic, attempt, environment.clock.now_ms(), max_ahead_ms)
 
@@ -143,7 +143,7 @@ def commit(
     _check_objects(environment.store, append, ledgers)
     # Another service may have the log directory with the open segment; it rolls on request.
     LogManager(environment).roll(topic, wait_ms)
-    writer = BulkAppend(environment, topic, Xxh3KeyHasher(topic.hash_seed), owner_name(), wait_ms=wait_ms)
+    writer = BulkAppend(environment, topic, Xxh3KeyHasher(topic.hash_seed), new_owner_name(), wait_ms=wait_ms)
     with writer.lease() as lease:
         return writer.append_sealed_under(lease, ledgers)
 

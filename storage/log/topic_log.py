@@ -184,7 +184,7 @@ class TopicLog:
         """
         with self._lock:
             old = self._is_old()
-        if old or self._metadata.segments.roll_requested(self._topic.id):
+        if old or self._metadata.segments.is_roll_requested(self._topic.id):
             self.roll()
 
     def _polling(self) -> AbstractContextManager[object]:
@@ -252,7 +252,7 @@ class TopicLog:
 
     def _why_fenced(self) -> CompactorError:
         try:
-            self._metadata.segments.roll_requested(self._topic.id)
+            self._metadata.segments.is_roll_requested(self._topic.id)
         except TopicNotFound as error:
             return error.copy()
         except CompactorError:

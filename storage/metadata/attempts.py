@@ -44,12 +44,12 @@ def heartbeat(connection: Connection, context: Context, attempt: Attempt | RunRe
 
 
 def finish(connection: Connection, context: Context, attempt_id: str) -> None:
-    """Mark an attempt as finished: no more objects come. Idempotent."""
+    """Mark an attempt as finished: it writes no more objects. Idempotent."""
     finish_all(connection, [attempt_id], context.now)
 
 
 def find(connection: Connection, attempt_id: str) -> Attempt | None:
-    """Return an attempt; None: it was purged, or never begun."""
+    """Return the attempt of an id; None: it was purged, or never begun."""
     return queries.find(connection, select(attempts).where(attempts.c.attempt_id == attempt_id), row_mapping.attempt)
 
 
@@ -78,7 +78,7 @@ def lock_unfinished(connection: Connection, attempt_ids: Collection[str]) -> lis
 
     They stay unfinished until this transaction ends.
     """
-    return _lock_open(connection, attempts.c.attempt_id.in_(attempt_ids))
+    return _lock_unfinished_where(connection, attempts.c.attempt_id.in_(attempt_ids))
 
 
 def check_unfinished(connection: Connection, attempt_ids: Collection[str]) -> None:
@@ -103,22 +103,22 @@ def finish_all(connection: Connection, attempt_ids: Collection[str], now: int) -
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:
     """Finish the topic's attempts whose heartbeat is at least `older_than_ms` old; return their ids.
 
-    Those of the kind TASKS are finished later (`AttemptKind.dead_ms`). Also finished are those with a heartbeat of a
-    clock that ran ahead (liveness.py). The caller must end their runs (runs.py). An attempt with a heartbeat at the
-    same moment is either seen as alive, or fenced at its next heartbeat. Raises TopicNotFound.
+    Those of the kind TASKS are finished later (`AttemptKind.heartbeat_ttl_ms`). Also finished are those with a
+    heartbeat of a clock that ran ahead (liveness.py). The caller must end their runs (runs.py). An attempt with a
+    heartbeat at the same moment is either seen as alive, or fenced at its next heartbeat. Raises TopicNotFound.
     """
     topics.lock(connection, topic_id)
     is_silent = [
         (attempts.c.kind == kind.value)
-        & ~live_heartbeat_bounds(kind.dead_ms(older_than_ms), now).condition(attempts.c.heartbeat_at)
+        & ~live_heartbeat_bounds(kind.heartbeat_ttl_ms(older_than_ms), now).condition(attempts.c.heartbeat_at)
         for kind in AttemptKind
     ]
-    expired = _lock_open(connection, (attempts.c.topic_id == topic_id) & or_(*is_silent))
+    expired = _lock_unfinished_where(connection, (attempts.c.topic_id == topic_id) & or_(*is_silent))
     finish_all(connection, expired, now)
     return expired
 
 
-def _lock_open(connection: Connection, condition: ColumnElement[bool]) -> list[str]:
+def _lock_unfinished_where(connection: Connection, condition: ColumnElement[bool]) -> list[str]:
     """Lock the unfinished attempts that meet a condition, by id, and return their ids."""
     is_open = select(attempts.c.attempt_id).where(condition, attempts.c.finished_at.is_(None))
     return list(connection.execute(is_open.order_by(attempts.c.attempt_id).with_for_update()).scalars())

@@ -18,23 +18,25 @@ from storage.metadata.records import CompactionBacklogRecord, SegmentState, Topi
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, topics
 
 
-def of(connection: Connection, topic_ids: Collection[int]) -> list[CompactionBacklogRecord]:
+def of_topics(connection: Connection, topic_ids: Collection[int]) -> list[CompactionBacklogRecord]:
     """Return the compaction backlogs (S1) of these topics, ordered by topic id; deleted topics are left out."""
     return [
-        backlog for ids in queries.batches(sorted(topic_ids)) for backlog in _records(connection, _OF_IDS, {"ids": ids})
+        backlog
+        for ids in queries.batches(sorted(topic_ids))
+        for backlog in _fetch_backlogs(connection, _OF_IDS, {"ids": ids})
     ]
 
 
 def of_all(connection: Connection) -> list[CompactionBacklogRecord]:
     """Return the compaction backlogs of all topics, ordered by topic id, in four statements."""
-    return _records(connection, _OF_ALL, {})
+    return _fetch_backlogs(connection, _OF_ALL, {})
 
 
 _NEVER_COMPACTED: Sequence[Any] = (-1, 0)
 _NO_EXTENTS: Sequence[Any] = (0, 0, None, None)
 
 
-class _Statements(NamedTuple):
+class _BacklogStatements(NamedTuple):
     """Statements that select rows of the same topics, with their ids first. The columns of `serving`, and of `sums`,
     the sums over their extents after the horizon, are fields of CompactionBacklogRecord in their order."""
 
@@ -44,8 +46,8 @@ class _Statements(NamedTuple):
     open_segments: Select[Any]
 
 
-def _records(
-    connection: Connection, statements: _Statements, parameters: Mapping[str, object]
+def _fetch_backlogs(
+    connection: Connection, statements: _BacklogStatements, parameters: Mapping[str, object]
 ) -> list[CompactionBacklogRecord]:
     serving, sums = (
         {topic_id: values for topic_id, *values in connection.execute(statement, parameters).all()}
@@ -64,11 +66,11 @@ def _records(
     return records
 
 
-def _extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement[int]) -> Select[Any]:
-    """Return a statement: the extents of topics after their horizons.
+def _select_extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement[int]) -> Select[Any]:
+    """Return a statement that selects ledgers, or segments, with the bytes and messages in each after the horizon.
 
-    `columns`: of ledgers or segments; `counts`: which rows count; `closed_at`: when an extent was closed, so no message
-    in it was published later.
+    `columns`: of ledgers or segments; `counts`: the condition on their rows; `closed_at`: the time at which one was
+    closed, so no message in it counts as published later.
     """
     newest, oldest = (
         case((time > closed_at, closed_at), else_=time) for time in (columns.max_publish_time, columns.min_publish_time)
@@ -90,8 +92,8 @@ def _extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement
     )
 
 
-def _summed(extents: Any) -> Select[Any]:
-    """Return a statement: per topic, the sums over its extents. `extents`: columns of extents."""
+def _select_sums(extents: Any) -> Select[Any]:
+    """Return a statement that selects the sums over rows of `_select_extents`, by topic. `extents`: their columns."""
     of_first = func.first_value(extents.newest).over(partition_by=extents.topic_id, order_by=extents.first_offset)
     extent = select(*extents, of_first.label("first_extent_newest_time")).subquery().c
     return select(
@@ -103,11 +105,11 @@ def _summed(extents: Any) -> Select[Any]:
     ).group_by(extent.topic_id)
 
 
-def _statements(chosen: Callable[[ColumnElement[int]], ColumnElement[bool]]) -> _Statements:
+def _build_statements(chosen: Callable[[ColumnElement[int]], ColumnElement[bool]]) -> _BacklogStatements:
     """Return the statements for some topics. `chosen`: the condition on a column with ids of topics."""
     extents = (
-        _extents(ledgers.c, ledgers.c.deleted_at.is_(None) & chosen(ledgers.c.topic_id), ledgers.c.created_at),
-        _extents(
+        _select_extents(ledgers.c, ledgers.c.deleted_at.is_(None) & chosen(ledgers.c.topic_id), ledgers.c.created_at),
+        _select_extents(
             segments.c,
             (segments.c.state == SegmentState.ROLLED.value) & chosen(segments.c.topic_id),
             segments.c.rolled_at,
@@ -117,17 +119,17 @@ def _statements(chosen: Callable[[ColumnElement[int]], ColumnElement[bool]]) -> 
         compacted_ledgers.c.topic_id, compacted_ledgers.c.horizon_offset, compacted_ledgers.c.logical_bytes
     ).where(compacted_ledgers.c.retired_at.is_(None), chosen(compacted_ledgers.c.topic_id))
     is_open = segments.c.state == SegmentState.OPEN.value
-    return _Statements(
+    return _BacklogStatements(
         select(*(topics.c[name] for name in row_mapping.field_names(TopicRecord)))
         .where(chosen(topics.c.id))
         .order_by(topics.c.id),
         serving,
-        _summed(union_all(*extents).subquery().c),
+        _select_sums(union_all(*extents).subquery().c),
         select(segments).where(is_open, chosen(segments.c.topic_id)),
     )
 
 
 # Built once: building them costs as much as executing them.
 _IDS = bindparam("ids", expanding=True, type_=BigInteger)
-_OF_IDS = _statements(lambda column: column.in_(_IDS))
-_OF_ALL = _statements(lambda column: true())
+_OF_IDS = _build_statements(lambda column: column.in_(_IDS))
+_OF_ALL = _build_statements(lambda column: true())

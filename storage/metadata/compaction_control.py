@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 from storage.advice import Advice, AdviceKind
 from storage.errors import CompactionRunning, Conflict, ErrorText
 from storage.metadata import compaction_control_rows, cursors, runs, services, topic_work, topics
-from storage.metadata.leases import shown_time
+from storage.metadata.leases import time_text
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import (
     COMPACTION_CURSOR,
@@ -32,6 +32,8 @@ from storage.metadata.records import (
 from storage.metadata.tables import controls as controls_table, runs as runs_table
 from storage.metadata.transactions import Context
 
+FailureCount = int
+"""The number of failures of a topic's compaction in a row."""
 _NAMED = 3
 """The greatest number of topics that an error names."""
 _ENDING = Advice(AdviceKind.AWAIT_ABORT)
@@ -41,30 +43,30 @@ _ENDING = Advice(AdviceKind.AWAIT_ABORT)
 
 
 def get(connection: Connection, context: Context, topic_id: int) -> CompactionControl:
-    """Return the compaction control of a topic; one without request, pause and failure if it has no row."""
-    return compaction_control_rows.find(connection, topic_id, context.now, context.run_dead_ms)
+    """Return the request, pauses and failures of a topic's compaction; all are empty if the topic has no row."""
+    return compaction_control_rows.get(connection, topic_id, context.now, context.run_dead_ms)
 
 
 def all_topics(connection: Connection, context: Context) -> Mapping[int, CompactionControl]:
-    """Return the compaction controls of the topics that have a row, by topic id."""
+    """Return the requests, pauses and failures of compaction of all topics that have a row, by topic id."""
     return compaction_control_rows.of_all(connection, context.now, context.run_dead_ms)
 
 
 def of_topics(connection: Connection, context: Context, topic_ids: Collection[int]) -> Mapping[int, CompactionControl]:
-    """Return the compaction controls of those of the topics that have a row, by topic id."""
+    """Return the requests, pauses and failures of compaction of those of the topics that have a row, by topic id."""
     return compaction_control_rows.of_topics(connection, topic_ids, context.now, context.run_dead_ms)
 
 
 def activity(connection: Connection, context: Context, topic_id: int) -> CompactionActivity:
-    """Return the topic's compaction control and last run, and whether its compaction is requested or running."""
+    """Return the compaction control and the last run of a topic, and whether a compaction is requested or running."""
     control = get(connection, context, topic_id)
     last = runs.last(connection, topic_id)
-    return CompactionActivity(control, last, control.requested_at is not None or _lives(context, last))
+    return CompactionActivity(control, last, control.requested_at is not None or _is_run_alive(context, last))
 
 
 def requests(connection: Connection, context: Context) -> list[tuple[TopicRecord, CompactionControl]]:
     """Return the topics whose compaction is requested, with their controls, the oldest request first."""
-    controls = compaction_control_rows.requested(connection, context.now, context.run_dead_ms)
+    controls = compaction_control_rows.of_requested_topics(connection, context.now, context.run_dead_ms)
     records = topics.by_ids(connection, controls)
     return [(records[topic_id], control) for topic_id, control in controls.items()]
 
@@ -96,12 +98,12 @@ def request(connection: Connection, context: Context, topic_id: int, cause: str,
     topic = topics.lock(connection, topic_id)
     _check_requestable(connection, context, topic)
     cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
-    _request(connection, context, topic_id, cause, by)
+    _store_request(connection, context, topic_id, cause, by)
     return get(connection, context, topic_id)
 
 
 def check_requestable(connection: Connection, context: Context, topic_id: int) -> None:
-    """Raise what `request` would raise now."""
+    """Raise CompactionPaused if the topic is paused, CompactionRunning if a run is requested or running."""
     _check_requestable(connection, context, topics.by_id(connection, topic_id))
 
 
@@ -110,12 +112,12 @@ def _check_requestable(connection: Connection, context: Context, topic: TopicRec
     compaction_control_rows.check_not_paused(topic, control)
     if control.requested_at is not None:
         raise CompactionRunning(
-            f"a compaction of {topic.name} is requested since {shown_time(control.requested_at)} "
+            f"a compaction of {topic.name} is requested since {time_text(control.requested_at)} "
             f"({control.cause}, by {control.requested_by})",
             "wait for it to finish",
         )
     last = runs.last(connection, topic.id)
-    if last is not None and _lives(context, last):
+    if last is not None and _is_run_alive(context, last):
         raise runs.running_error(topic, last)
 
 
@@ -161,23 +163,23 @@ def topics_with_dead_run(connection: Connection, context: Context) -> list[int]:
 
 
 def request_again_if_run_died(connection: Connection, context: Context, topic_id: int, by: str) -> TopicRecord | None:
-    """Request the topic's run again if it died with its worker. Returns the topic.
+    """Request a new run of a topic if its run died with its worker. Returns the topic.
 
-    None: no run died, or its topic is requested or paused. The dead run is ended by the claim of the next one.
+    None: no run died, or the topic is requested or paused already. The dead run is ended by the claim of the next one.
     """
     topic = topics.lock(connection, topic_id)
     control = get(connection, context, topic_id)
     last = runs.last(connection, topic_id)
-    if last is None or last.state is not RunState.RUNNING or _lives(context, last):
+    if last is None or last.state is not RunState.RUNNING or _is_run_alive(context, last):
         return None
     if control.requested_at is not None or control.paused:
         return None
-    _request(connection, context, topic_id, "interrupted", by)
+    _store_request(connection, context, topic_id, "interrupted", by)
     return topic
 
 
 def cancel_and_request_again(connection: Connection, context: Context, run: RunRecord, reason: str, by: str) -> bool:
-    """End a run as CANCELLED and request it again, in one transaction. `by`: the caller's name.
+    """End a run as CANCELLED and request a new one of its topic, in one transaction. `by`: the caller's name.
 
     Returns False, and changes nothing, if the run has ended already or may not publish any more. Raises NotFound.
     """
@@ -185,11 +187,11 @@ def cancel_and_request_again(connection: Connection, context: Context, run: RunR
     if runs.get(connection, run.run_id).state is not RunState.RUNNING or topic.epoch != run.epoch:
         return False
     runs.cancel(connection, context, run.run_id, reason)
-    _request(connection, context, run.topic_id, "interrupted", by)
+    _store_request(connection, context, run.topic_id, "interrupted", by)
     return True
 
 
-def _request(connection: Connection, context: Context, topic_id: int, cause: str, by: str) -> None:
+def _store_request(connection: Connection, context: Context, topic_id: int, cause: str, by: str) -> None:
     compaction_control_rows.put(connection, topic_id, requested_at=context.now, cause=cause, requested_by=by)
 
 
@@ -197,22 +199,22 @@ def _request(connection: Connection, context: Context, topic_id: int, cause: str
 
 
 def pause(connection: Connection, context: Context, topic_ids: Sequence[int]) -> list[CompactionControl]:
-    """Keep topics from being compacted, until as many resumes; end their requests and cancel their runs.
+    """Pause the compaction of topics until as many resumes; end their requests and cancel their runs.
 
     All of them or none. Returns their controls afterwards, in the order of `topic_ids`.
     """
-    _lock(connection, topic_ids)
+    _lock_topics_and_runs(connection, topic_ids)
     for topic_id in sorted(topic_ids):
-        before = _stop(connection, context, topic_id, "compaction of the topic was paused")
+        before = _withdraw_request_and_cancel_run(connection, context, topic_id, "compaction of the topic was paused")
         compaction_control_rows.put(connection, topic_id, paused=before.paused + 1)
-    return _controls(connection, context, topic_ids)
+    return _get_controls(connection, context, topic_ids)
 
 
 def has_paused(connection: Connection, paused: Sequence[CompactionControl], topic_ids: Sequence[int]) -> bool:
     """Return whether the `pause` that returned `paused` was committed."""
     topics.lock_all(connection, topic_ids)
     return all(
-        compaction_control_rows.pause_state(connection, topic_id) == (control.paused, None)
+        compaction_control_rows.pauses_and_request(connection, topic_id) == (control.paused, None)
         for topic_id, control in zip(topic_ids, paused, strict=True)
     )
 
@@ -234,40 +236,45 @@ def resume(connection: Connection, context: Context, topic_ids: Sequence[int]) -
             raise Conflict(f"a run of {topic.name} was aborted by a pause and has not stopped yet", _ENDING)
         compaction_control_rows.put(connection, topic.id, paused=control.paused - 1)
     topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id for topic, _ in paused])
-    return _controls(connection, context, topic_ids)
+    return _get_controls(connection, context, topic_ids)
 
 
 def abort(connection: Connection, context: Context, topic_ids: Sequence[int]) -> list[CompactionControl]:
-    """End requests, runs and retries of topics, which may be compacted again at once if they are not paused.
+    """End the requests, runs and retries of topics. Those that are not paused may be compacted again at once.
 
     All of them or none. Returns their controls afterwards, in the order of `topic_ids`.
     """
-    _lock(connection, topic_ids)
+    _lock_topics_and_runs(connection, topic_ids)
     for topic_id in sorted(topic_ids):
-        _stop(connection, context, topic_id, "compaction of the topic was aborted")
+        _withdraw_request_and_cancel_run(connection, context, topic_id, "compaction of the topic was aborted")
         compaction_control_rows.clear_failures(connection, topic_id)
-    return _controls(connection, context, topic_ids)
+    return _get_controls(connection, context, topic_ids)
 
 
-def _controls(connection: Connection, context: Context, topic_ids: Sequence[int]) -> list[CompactionControl]:
+def _get_controls(connection: Connection, context: Context, topic_ids: Sequence[int]) -> list[CompactionControl]:
     return [get(connection, context, topic_id) for topic_id in topic_ids]
 
 
-def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
-    """Lock topics and their runs, in the order of locks of topics.py, before the first of them is stopped."""
+def _lock_topics_and_runs(connection: Connection, topic_ids: Collection[int]) -> None:
+    """Lock topics and their runs, in the order of locks of topics.py, before a run is cancelled."""
     topics.lock_all(connection, topic_ids)
     runs.lock_running(connection, topic_ids)
 
 
-def _stop(connection: Connection, context: Context, topic_id: int, reason: str) -> CompactionControl:
-    """Drop the request and cancel the run; a worker that lives is waited for. Returns the control before that."""
+def _withdraw_request_and_cancel_run(
+    connection: Connection, context: Context, topic_id: int, reason: str
+) -> CompactionControl:
+    """End the topic's request and cancel its run. Returns the control before that.
+
+    Until the worker of a cancelled run has stopped, the topic counts as `aborting`.
+    """
     topics.lock(connection, topic_id)
     before = get(connection, context, topic_id)
     if before.requested_at is not None:
         compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
     last = runs.last(connection, topic_id)
     if last is not None and last.state is RunState.RUNNING:
-        lived = _lives(context, last)
+        lived = _is_run_alive(context, last)
         runs.cancel(connection, context, last.run_id, reason)
         compaction_control_rows.put(connection, topic_id, aborting_run_id=last.run_id if lived else None)
     return before
@@ -302,9 +309,9 @@ def record_failure(
 
 
 def fail_run(
-    connection: Connection, context: Context, run: RunRecord, error: ErrorText, retry_at: Callable[[int], int]
-) -> int | None:
-    """End the run of a worker that has stopped as ERROR, and have its topic tried again (S6), in one transaction.
+    connection: Connection, context: Context, run: RunRecord, error: ErrorText, retry_at: Callable[[FailureCount], int]
+) -> FailureCount | None:
+    """End a run, whose worker has stopped, as ERROR and store when its topic is tried again (S6), in one transaction.
 
     `retry_at`: returns the time of the next try (ms) for a number of failures in a row. Returns that number; None: the
     run had ended already, and nothing has changed.
@@ -320,12 +327,12 @@ def fail_run(
 
 
 def record_success(connection: Connection, topic_id: int) -> None:
-    """Store that the topic does not fail any more. Idempotent. A run that succeeds has done this already."""
+    """Clear the stored failures of the topic's compaction. Idempotent. A run that succeeds has done this already."""
     topics.lock(connection, topic_id)
     compaction_control_rows.clear_failures(connection, topic_id)
 
 
-def _lives(context: Context, run: RunRecord | None) -> bool:
+def _is_run_alive(context: Context, run: RunRecord | None) -> bool:
     return (
         run is not None
         and run.state is RunState.RUNNING

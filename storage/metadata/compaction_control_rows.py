@@ -30,21 +30,24 @@ _ROWS = select(
 _OF_TOPIC = _ROWS.where(controls.c.topic_id == bindparam("topic"))
 
 
-def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> CompactionControl:
-    """Return the control of a topic. `dead_ms`: a run without a heartbeat for that long is dead."""
+def get(connection: Connection, topic_id: int, now: int, dead_ms: int) -> CompactionControl:
+    """Return the compaction control of a topic; an empty one if it has no row.
+
+    `dead_ms`: a run without a heartbeat for that long is dead.
+    """
     row = connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings().one_or_none()
     return _record(row, now, dead_ms) if row is not None else CompactionControl()
 
 
 def of_all(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
-    """Return the controls of the topics that have a row, by topic id."""
+    """Return the compaction controls of all topics that have a row, by topic id."""
     return {row["topic_id"]: _record(row, now, dead_ms) for row in connection.execute(_ROWS).mappings()}
 
 
 def of_topics(
     connection: Connection, topic_ids: Collection[int], now: int, dead_ms: int
 ) -> dict[int, CompactionControl]:
-    """Return the controls of those of the topics that have a row, by topic id."""
+    """Return the compaction controls of those of the topics that have a row, by topic id."""
     return {
         row["topic_id"]: _record(row, now, dead_ms)
         for ids in queries.batches(topic_ids)
@@ -52,44 +55,47 @@ def of_topics(
     }
 
 
-def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
-    """Return the controls of the topics that are requested, by topic id, the oldest request first."""
+def of_requested_topics(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionControl]:
+    """Return the compaction controls of topics with a request, by topic id, the oldest request first."""
     waiting = _ROWS.where(controls.c.requested_at.is_not(None))
     rows = connection.execute(waiting.order_by(controls.c.requested_at, controls.c.topic_id)).mappings()
     return {row["topic_id"]: _record(row, now, dead_ms) for row in rows}
 
 
-class PauseState(NamedTuple):
+class PausesAndRequest(NamedTuple):
     """The number of a topic's pauses, and the time (ms) of its request; None: it is not requested."""
 
     pauses: int
     requested_at: int | None
 
 
-def pause_state(connection: Connection, topic_id: int) -> PauseState:
-    """Return the topic's pauses and request."""
+def pauses_and_request(connection: Connection, topic_id: int) -> PausesAndRequest:
+    """Return the number of pauses of a topic's compaction, and the time of its request."""
     row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
-    return PauseState(0, None) if row is None else PauseState(row.paused, row.requested_at)
+    return PausesAndRequest(0, None) if row is None else PausesAndRequest(row.paused, row.requested_at)
 
 
 def put(connection: Connection, topic_id: int, **values: object) -> None:
-    """Change columns of the topic's row, or insert it. The topic must be locked."""
+    """Insert the topic's row of compaction control, or update these columns of it. The topic must be locked."""
     queries.put(connection, controls, {"topic_id": topic_id, **values})
 
 
 def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:
-    """Request an interrupted run again, unless it is requested or paused. The topic must be locked."""
-    if pause_state(connection, topic_id) == (0, None):
+    """Request a compaction of a topic whose run was interrupted, unless the topic is requested or paused.
+
+    The topic must be locked.
+    """
+    if pauses_and_request(connection, topic_id) == (0, None):
         put(connection, topic_id, requested_at=now, cause="interrupted", requested_by=by)
 
 
 def take_request(connection: Connection, topic: TopicRecord, must_exist: bool, now: int, dead_ms: int) -> str:
-    """End the topic's request and return its cause; empty: there is none. The topic must be locked.
+    """End the topic's request for a compaction and return its cause; empty: there is none. The topic must be locked.
 
     `must_exist`: raise Fenced if there is no request. Raises CompactionPaused; CompactionRunning if an aborted run has
     not stopped yet.
     """
-    control = find(connection, topic.id, now, dead_ms)
+    control = get(connection, topic.id, now, dead_ms)
     check_not_paused(topic, control)
     if control.aborting:
         raise CompactionRunning(
@@ -117,7 +123,7 @@ def check_not_paused(topic: TopicRecord, control: CompactionControl) -> None:
 
 
 def clear_failures(connection: Connection, topic_id: int) -> None:
-    """Store that the topic does not fail any more. Idempotent. The topic must be locked."""
+    """Clear the stored failures of the topic's compaction. Idempotent. The topic must be locked."""
     failing = (controls.c.topic_id == topic_id) & (controls.c.failures > 0)
     queries.change_where(connection, controls, failing, failures=0, retry_at=None, **NO_ERROR.fields("last_error"))
 
@@ -131,7 +137,10 @@ def store_failures(connection: Connection, topic_id: int, failures: int, retry_a
 
 
 def clear_aborting_run(connection: Connection, topic_id: int, run_id: int) -> None:
-    """Store that the worker of an aborted run has stopped; nothing for another run. The topic must be locked."""
+    """Store that the worker of the topic's aborted run has stopped. The topic must be locked.
+
+    Does nothing if the aborted run is not `run_id`.
+    """
     aborted = (controls.c.topic_id == topic_id) & (controls.c.aborting_run_id == run_id)
     queries.change_where(connection, controls, aborted, aborting_run_id=None)
 

@@ -92,7 +92,7 @@ class RangesSummary:
 
 
 def new_incarnation() -> str:
-    """Return a new random incarnation of a cursor: 32 hex digits."""
+    """Return a new random id of an incarnation of a cursor: 32 hex digits."""
     return uuid.uuid4().hex
 
 
@@ -147,7 +147,7 @@ def merge(connection: Connection, topic: TopicRecord, change: CursorUpdate) -> M
 
 
 def delete_ranges(connection: Connection, topic_id: int, name: str) -> None:
-    """Delete all rows of a cursor, whose row in `cursors` this transaction has changed or deleted before."""
+    """Delete all acknowledged ranges of a cursor, whose own row this transaction has changed or deleted before."""
     connection.execute(delete(cursor_ranges).where(*_cursor_conditions(topic_id, name)))
 
 
@@ -191,7 +191,7 @@ def _summary(topic: TopicRecord, name: str, mark: int, stored: Iterable[tuple[in
 
 
 def _rows_above_mark(connection: Connection, topic_id: int, name: str, mark: int) -> Iterator[tuple[int, bytes]]:
-    """Yield all rows above a mark as (number, bytes), by number; they are read page by page."""
+    """Yield the range number and the bytes of each row of a cursor above a mark, by number. Reads page by page."""
     row = cursor_ranges.c
     next_number = range_number_of(mark + 1)
     while True:
@@ -223,7 +223,7 @@ def _read_bitmaps(
 def _write_bitmaps(
     connection: Connection, topic_id: int, name: str, merged: Mapping[int, BitMap], present: Mapping[int, BitMap]
 ) -> None:
-    """Store the merged bitmaps. `present`: those that are stored; of these only the different ones are written."""
+    """Store the bitmaps `merged` that differ from the stored ones, `present`; delete the rows of empty ones."""
     same_range = (*_cursor_conditions(topic_id, name), cursor_ranges.c.number == bindparam("range"))
     new, changed, empty = [], [], []
     for number, bitmap in merged.items():

@@ -76,7 +76,7 @@ def create(
 
 
 def _name_fault(name: str) -> str:
-    """Return what is wrong with the name of a new cursor; empty: nothing."""
+    """Return the reason why a new cursor cannot have a name, as a predicate; empty: it can."""
     if not name:
         return "is empty"
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
@@ -124,7 +124,7 @@ def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
 
 
 def reset(connection: Connection, topic_id: int, name: str, position: LogPosition | None) -> CursorRecord:
-    """Move a cursor, in a new incarnation, which fences its owners.
+    """Set the position of a cursor, in a new incarnation, which fences its owners. Returns the cursor.
 
     `position`: the last acknowledged message; None: none. Nothing after it is acknowledged then. Raises
     CompactionCursorProtected (A4), NotFound.
@@ -173,7 +173,7 @@ def replace_properties(connection: Connection, topic_id: int, name: str, propert
 
 
 def delete_cursor(connection: Connection, context: Context, topic_id: int, name: str, force: bool = False) -> None:
-    """Delete a cursor; with `__compaction` goes the compacted ledger, and its run is fenced.
+    """Delete a cursor. With `__compaction` the compacted ledger is taken out of service, and the topic's run is fenced.
 
     Raises NotFound; Conflict, unless `force`, if raw no longer has messages that only the compacted ledger keeps (R8).
     """
@@ -245,7 +245,10 @@ def summary(connection: Connection, topic_id: int, name: str) -> tuple[CursorRec
 
 
 def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
-    """Delete a cursor; with `__compaction` goes the compacted ledger. Raises NotFound, TopicNotFound."""
+    """Delete a cursor. With `__compaction` the compacted ledger is taken out of service, and the topic's run is fenced.
+
+    Raises NotFound, TopicNotFound.
+    """
     topic = topics.lock(connection, topic_id)
     _get(connection, topic, name)
     connection.execute(delete(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name))
@@ -269,7 +272,10 @@ def retire_compacted_ledger(connection: Connection, topic_id: int, now: int) -> 
 
 
 def move_horizon(connection: Connection, topic_id: int, horizon: LogPosition, compacted_ledger_id: int) -> None:
-    """Set mark-delete and pointer of `__compaction` together; all other properties stay (A1, A2)."""
+    """Set the mark-delete position of `__compaction` and its property with the compacted ledger's id (A1, A2).
+
+    All other properties stay.
+    """
     cursor = ensure(connection, topic_id, COMPACTION_CURSOR)
     _update(
         connection,

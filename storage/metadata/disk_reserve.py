@@ -32,7 +32,7 @@ class DiskReserve:
         self.path = Path(f"{database}.reserve")
 
     def ensure(self) -> None:
-        """Create the file if it is missing or too small by half, and there is plenty of space. Raises nothing."""
+        """Create the reserve file if it is missing or too small by half, if the disk has plenty of space."""
         with contextlib.suppress(OSError):
             size = min(max(self._database.stat().st_size, LEAST_BYTES), MOST_BYTES)
             present = self.path.stat().st_size if self.path.exists() else 0
@@ -44,7 +44,7 @@ class DiskReserve:
                     os.close(descriptor)
 
     def release_if_full(self) -> int:
-        """Remove the file if the disk is full. Returns the number of bytes that this frees; 0: none. Raises nothing."""
+        """Remove the reserve file if the disk is full. Returns the number of bytes freed; 0: none. Raises nothing."""
         with contextlib.suppress(OSError):
             size = self.path.stat().st_size
             if free_bytes(self.path.parent) < size:

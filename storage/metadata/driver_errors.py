@@ -78,7 +78,7 @@ _REFUSED_LOGIN = (
 
 
 @contextmanager
-def translated(url: URL) -> Iterator[None]:
+def translate_driver_errors(url: URL) -> Iterator[None]:
     """Translate errors of the driver that are raised inside the context, with the driver's error as the cause.
 
     `url`: of the database, for the text. Errors that are defects of ours are raised unchanged.
@@ -86,45 +86,50 @@ def translated(url: URL) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        named = _named(url, error)
+        named = _translate(url, error)
         if named is None:
             raise
         raise named from error.orig
     except PoolTimeout as error:
         raise Unavailable(
-            f"no connection to the database {redacted(url)} came free in time", "try again, or run fewer things at once"
+            f"no connection to the database {url_without_password(url)} came free in time",
+            "try again, or run fewer things at once",
         ) from error
 
 
-def lacks_space(original: object) -> bool:
-    """Return whether a driver's error may mean that SQLite's disk is full, which shows as several error codes."""
+def may_mean_disk_full(original: object) -> bool:
+    """Return whether a driver's error has one of the codes that SQLite reports when the disk is full."""
     name = getattr(original, "sqlite_errorname", None) or ""
     return name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN"))
 
 
-def redacted(url: URL) -> str:
+def url_without_password(url: URL) -> str:
     """Return the URL without the password, and without options, which may hold another password."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def _named(url: URL, error: DBAPIError) -> CompactorError | None:
+def _translate(url: URL, error: DBAPIError) -> CompactorError | None:
     original = error.orig
-    kind_and_remedy = _sqlite(original) if isinstance(original, sqlite3.Error) else _postgresql(original, error)
+    if isinstance(original, sqlite3.Error):
+        kind_and_remedy = _classify_sqlite_error(original)
+    else:
+        kind_and_remedy = _classify_postgresql_error(original, error)
     if kind_and_remedy is None:
         return None
     kind, remedy = kind_and_remedy
     public = "a text in it cannot be held" if kind is InvalidInput else ""
-    return kind(f"the database {redacted(url)} failed: {_first_line(original, url)}", remedy, public=public)
+    message = f"the database {url_without_password(url)} failed: {_redacted_first_line(original, url)}"
+    return kind(message, remedy, public=public)
 
 
-def _sqlite(original: sqlite3.Error) -> tuple[type[CompactorError], str | Advice] | None:
+def _classify_sqlite_error(original: sqlite3.Error) -> tuple[type[CompactorError], str | Advice] | None:
     if "no such table" in str(original) or "no such column" in str(original):
         return Misconfigured, UPGRADE_REMEDY
     name = getattr(original, "sqlite_errorname", None) or ""
     return _BY_SQLITE_NAME.get("_".join(name.split("_")[:2]))
 
 
-def _postgresql(original: object, error: DBAPIError) -> tuple[type[CompactorError], str | Advice] | None:
+def _classify_postgresql_error(original: object, error: DBAPIError) -> tuple[type[CompactorError], str | Advice] | None:
     state = getattr(original, "sqlstate", None)
     if state:
         return _BY_SQLSTATE.get(state) or _BY_SQLSTATE.get(state[:2])
@@ -138,7 +143,7 @@ def _postgresql(original: object, error: DBAPIError) -> tuple[type[CompactorErro
     return None
 
 
-def _first_line(original: object, url: URL) -> str:
+def _redacted_first_line(original: object, url: URL) -> str:
     lines = str(original).strip().splitlines()
     text = lines[0] if lines else type(original).__name__
     return text.replace(url.password, "***") if url.password else text

@@ -29,7 +29,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from storage.errors import CompactorError, Misconfigured, StorageFull, Unavailable
 from storage.metadata.disk_reserve import DiskReserve
-from storage.metadata.driver_errors import lacks_space, redacted, translated
+from storage.metadata.driver_errors import may_mean_disk_full, translate_driver_errors, url_without_password
 
 Answer = TypeVar("Answer")
 
@@ -59,7 +59,7 @@ class Database:
 
     def __init__(self, url: str | URL) -> None:
         """Create the engine; does not connect. Raises Misconfigured for a URL that cannot be used."""
-        self.url = _parsed(url)
+        self.url = _parse_url(url)
         self.engine = open_engine(self.url)
         self.dialect = self.engine.dialect.name
         self.reserve: DiskReserve | None = None
@@ -76,7 +76,7 @@ class Database:
     @property
     def redacted_url(self) -> str:
         """The URL without its password."""
-        return redacted(self.url)
+        return url_without_password(self.url)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -84,13 +84,13 @@ class Database:
 
         Raises Unavailable, Misconfigured.
         """
-        with self._translated(), self.engine.connect() as connection:
+        with self._translate_errors(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """Open a transaction that only reads, and in which all statements see the same moment. Raises as `read`."""
-        with self._translated(), self._snapshots.connect() as connection:
+        with self._translate_errors(), self._snapshots.connect() as connection:
             yield connection
 
     @contextmanager
@@ -100,7 +100,7 @@ class Database:
         Raises Unavailable, StorageFull, Misconfigured. After Unavailable from a lost connection the commit may have
         happened: check before you repeat the change, or let `write_once` check.
         """
-        with self._translated(), self._writing.begin() as connection:
+        with self._translate_errors(), self._writing.begin() as connection:
             if self.dialect == POSTGRESQL:
                 connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_WAIT_SECONDS}s'"))
             yield connection
@@ -137,13 +137,15 @@ class Database:
         raise lost
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Translate errors of the driver that are raised inside. The first for lack of space frees the reserve."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate the driver's errors that are raised inside. The first for lack of space frees the disk reserve."""
         try:
-            with translated(self.url):
+            with translate_driver_errors(self.url):
                 yield
         except Unavailable as error:
-            freed = self.reserve.release_if_full() if self.reserve is not None and lacks_space(error.__cause__) else 0
+            if self.reserve is None or not may_mean_disk_full(error.__cause__):
+                raise
+            freed = self.reserve.release_if_full()
             if not freed:
                 raise
             raise StorageFull(
@@ -156,7 +158,7 @@ class Database:
         self.engine.dispose()
 
 
-def _parsed(url: str | URL) -> URL:
+def _parse_url(url: str | URL) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -166,9 +168,13 @@ def _parsed(url: str | URL) -> URL:
     if backend in ("postgres", POSTGRESQL):
         return parsed.set(drivername="postgresql+psycopg")
     if backend != SQLITE:
-        raise Misconfigured(f"the database URL {redacted(parsed)} is neither SQLite's nor PostgreSQL's", _URL_REMEDY)
+        raise Misconfigured(
+            f"the database URL {url_without_password(parsed)} is neither SQLite's nor PostgreSQL's", _URL_REMEDY
+        )
     if parsed.database in (None, "", ":memory:"):
-        raise Misconfigured(f"the database URL {redacted(parsed)} names no file, so nothing would last", _URL_REMEDY)
+        raise Misconfigured(
+            f"the database URL {url_without_password(parsed)} names no file, so nothing would last", _URL_REMEDY
+        )
     return parsed.set(drivername=SQLITE)
 
 
@@ -182,8 +188,8 @@ def open_engine(url: URL) -> Engine:
         "hide_parameters": True,
     }
     if url.drivername == SQLITE:
-        if _is_read_only(Path(str(url.database))):
-            engine = create_engine(_immutable(url), **options)
+        if _is_in_read_only_folder(Path(str(url.database))):
+            engine = create_engine(_immutable_copy_url(url), **options)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
         engine = create_engine(url, connect_args={"timeout": LOCK_WAIT_SECONDS}, **options)
@@ -196,17 +202,17 @@ def open_engine(url: URL) -> Engine:
         return create_engine(url, pool_pre_ping=True, connect_args=defaults, **options)
     except ImportError as error:
         raise Misconfigured(
-            f"the database {redacted(url)} needs psycopg, which cannot be loaded ({error})",
+            f"the database {url_without_password(url)} needs psycopg, which cannot be loaded ({error})",
             "pip install 'ledger-compactor[postgres]'",
         ) from error
 
 
-def _is_read_only(file: Path) -> bool:
-    """Return whether this process may not write beside a database, as SQLite does for an ordinary reader."""
+def _is_in_read_only_folder(file: Path) -> bool:
+    """Return whether a database file exists in a folder in which this process may not write, as SQLite must."""
     return file.exists() and not os.access(file.parent, os.W_OK)
 
 
-def _immutable(url: URL) -> URL:
+def _immutable_copy_url(url: URL) -> URL:
     """Return the URL to read a copy that no process changes. Raises Misconfigured for a copy of a database in use."""
     file = Path(str(url.database)).absolute()
     log = file.with_name(f"{file.name}-wal")
@@ -234,7 +240,10 @@ def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Set the mode, which is stored in the file. Only concurrent first openings of a new file conflict here."""
+    """Set SQLite's journal mode to WAL, which is stored in the file.
+
+    Only concurrent first openings of a new file conflict here.
+    """
     for tries_left in reversed(range(_WAL_TRIES)):
         try:
             connection.execute("PRAGMA journal_mode = WAL").close()

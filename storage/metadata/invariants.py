@@ -71,13 +71,13 @@ def check_publish(
         new.horizon.offset < old_horizon.offset or new.horizon.message_id < old_horizon.message_id
     ):
         raise Fenced(
-            f"run {run.run_id} would take the horizon of {topic.name} back from {_shown(old_horizon)} to "
-            f"{_shown(new.horizon)}",
+            f"run {run.run_id} would take the horizon of {topic.name} back from {_position_text(old_horizon)} to "
+            f"{_position_text(new.horizon)}",
             RERUN,
         )
     if new.horizon.offset >= topic.next_offset:
         raise AssertionError(
-            f"run {run.run_id}: the horizon {_shown(new.horizon)} is past the end of {topic.name} "
+            f"run {run.run_id}: the horizon {_position_text(new.horizon)} is past the end of {topic.name} "
             f"(offset {topic.next_offset}); take it from the run's snapshot"
         )
     if new.generation != expected_generation + 1:
@@ -133,7 +133,7 @@ def check_append(
             )
 
 
-def check_open_segment(
+def check_new_segment(
     topic: TopicRecord, last_ledger_id: int | None, open_segment: SegmentRecord | None, new: SegmentRecord
 ) -> None:
     """Raise unless the segment `new` begins at the topic's end, with the highest id, while no other segment is open.
@@ -266,7 +266,7 @@ def check_trim(
     if marked and (horizon is None or marked[-1].last_offset > horizon.offset):
         raise Conflict(
             f"ledger {marked[-1].ledger_id} of {topic.name} ends at offset {marked[-1].last_offset}, which is not "
-            f"compacted (horizon: {_shown(horizon) if horizon else 'none'})",
+            f"compacted (horizon: {_position_text(horizon) if horizon else 'none'})",
             "nothing was changed; compact the topic first",
         )
     if marked != list(present[: len(marked)]):
@@ -276,5 +276,5 @@ def check_trim(
         )
 
 
-def _shown(position: LogPosition) -> str:
+def _position_text(position: LogPosition) -> str:
     return f"{position.message_id} (offset {position.offset})"

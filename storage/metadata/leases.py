@@ -42,17 +42,17 @@ def acquire(connection: Connection, context: Context, topic_id: int, owner: str,
 
     Raises LeaseHeld, which names the present owner; TopicNotFound.
     """
-    row = _locked(connection, topic_id)
+    row = _lock_row(connection, topic_id)
     if is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, context.now):
         remedy = "wait for it to finish, or end that process, then try again"
-        raise held_error(connection, context, row, remedy, Advice(AdviceKind.APPEND_THROUGH_OWNER))
+        raise lease_held_error(connection, context, row, remedy, Advice(AdviceKind.APPEND_THROUGH_OWNER))
     lease = Lease(topic_id, owner, row["token"] + 1, context.now + ttl_ms)
     queries.change(connection, leases, topic_id, holder=owner, token=lease.token, expires_at=lease.expires_at)
     return lease
 
 
 def renew(connection: Connection, context: Context, lease: Lease, ttl_ms: int) -> Lease:
-    """Start a new TTL now, also after the old one if no other owner took the lease. Raises Fenced.
+    """Extend a lease by a new TTL from now, also if it has expired and no other owner took it. Raises Fenced.
 
     The owner may have appended to the open segment, so the topic is queued (topic_work.py).
     """
@@ -119,7 +119,7 @@ def revoke(
     nothing. Raises TopicNotFound; LeaseHeld, unless `force`, for an owner that is known to be alive: a service, or a
     process of this machine.
     """
-    row = _locked(connection, topic_id)
+    row = _lock_row(connection, topic_id)
     if not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, context.now):
         return None
     lease = row_mapping.lease(row)
@@ -128,7 +128,7 @@ def revoke(
         if is_alive_here(lease.owner) or any(
             same_process(service.name, lease.owner) for service in services.live(connection, context)
         ):
-            raise held_error(connection, context, row, alive, alive)
+            raise lease_held_error(connection, context, row, alive, alive)
     if not dry_run:
         release(connection, lease)
     return lease
@@ -137,7 +137,7 @@ def revoke(
 # Parts of other transactions
 
 
-def held_error(
+def lease_held_error(
     connection: Connection, context: Context, row: RowMapping, remedy: str, service_remedy: str | Advice
 ) -> LeaseHeld:
     """Return the error that names the present owner in a row of `leases`.
@@ -145,7 +145,7 @@ def held_error(
     `remedy`: of the error; `service_remedy`: the remedy instead, if the owner is a live service.
     """
     topic, owner = topics.by_id(connection, row["topic_id"]).name, str(row["holder"])
-    message = f"{owner} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"
+    message = f"{owner} is writing to {topic} and holds its lease until {time_text(row['expires_at'])}"
     for service in services.live(connection, context):
         if same_process(service.name, owner):
             return LeaseHeld(
@@ -155,11 +155,11 @@ def held_error(
 
 
 def check(connection: Connection, lease: Lease) -> None:
-    """Raise Fenced unless the lease is still its owner's.
+    """Raise Fenced unless the owner still holds the lease.
 
-    Its row is locked, so that it stays so until this transaction ends.
+    The lease's row is locked, so the owner holds it until this transaction ends.
     """
-    row = _locked(connection, lease.topic_id)
+    row = _lock_row(connection, lease.topic_id)
     if row["token"] == lease.token and row["holder"] == lease.owner:
         return
     topic = topics.by_id(connection, lease.topic_id)
@@ -172,17 +172,17 @@ def check(connection: Connection, lease: Lease) -> None:
 
 
 def lock_topic(connection: Connection, lease: Lease) -> TopicRecord:
-    """Lock the lease and its topic, and return the topic. Raises Fenced if the lease was overtaken."""
+    """Lock a lease and its topic, and return the topic. Raises Fenced if the owner no longer holds the lease."""
     check(connection, lease)
     return topics.lock(connection, lease.topic_id)
 
 
-def shown_time(milliseconds: int) -> str:
+def time_text(milliseconds: int) -> str:
     """Return a time (ms) as text for operators: ISO 8601, UTC, in seconds."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
 
 
-def _locked(connection: Connection, topic_id: int) -> RowMapping:
+def _lock_row(connection: Connection, topic_id: int) -> RowMapping:
     row = connection.execute(_LOCKED, {"topic": topic_id}).mappings().one_or_none()
     if row is None:
         # The row is inserted and deleted together with the topic, so this raises TopicNotFound.

@@ -47,14 +47,16 @@ def allocate_ids(connection: Connection, count: int) -> int:
 
 
 def skip_ids(connection: Connection, highest: int) -> None:
-    """Make sure that no id up to `highest` is allocated: files have them whose rows were lost."""
+    """Raise the next ledger id above `highest`: files whose rows were lost have ids up to it."""
     lower = (sequences.c.name == LEDGER_SEQUENCE) & (sequences.c.next_value <= highest)
     queries.change_where(connection, sequences, lower, next_value=highest + 1)
 
 
 def claim_id(connection: Connection, ledger_id: int) -> bool:
-    """Allocate one id, if it and all ids above it are free; return whether it is allocated now. The ids that are passed
-    over are lost."""
+    """Allocate the ledger id `ledger_id` if it and all ids above it are free; return whether it was allocated.
+
+    Lower ids that were not allocated are lost.
+    """
     if not 0 <= ledger_id < MOST_CLAIMED_ID:
         return False
     free = (sequences.c.name == LEDGER_SEQUENCE) & (sequences.c.next_value <= ledger_id)
@@ -62,7 +64,7 @@ def claim_id(connection: Connection, ledger_id: int) -> bool:
 
 
 def append(connection: Connection, context: Context, lease: Lease, new: Sequence[LedgerRecord]) -> None:
-    """Make sealed ledgers part of the topic, all at once, and finish their attempts. `new`: in the order of offsets.
+    """Append sealed ledgers to the topic, all at once, and finish their attempts. `new`: in the order of offsets.
 
     Raises Fenced if the lease was taken by another owner (an expiry alone does no harm), the topic has moved on, or an
     attempt was finished as dead.
@@ -104,7 +106,7 @@ def last_id(connection: Connection, topic_id: int) -> int | None:
 
 
 def reserve_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
-    """Reserve an id that was allocated before the database was restored; it is not allocated again.
+    """Reserve a ledger id that was allocated before the database was restored, so that it is not allocated again.
 
     Raises Conflict if another ledger has it, or the topic has an id that is not lower.
     """

@@ -51,12 +51,12 @@ class TopicCounts:
 
 
 def ping(connection: Connection) -> None:
-    """Execute a statement that needs the database only."""
+    """Execute an empty query, to check that the database answers."""
     connection.execute(select(1))
 
 
 def counts(connection: Connection) -> TopicCounts:
-    """Return the numbers of topics and segments as of now."""
+    """Return the numbers of topics, by the state of their compaction, and of segments, by their state."""
     by_control = select(
         func.count(controls.c.requested_at),
         func.min(controls.c.requested_at),

@@ -56,7 +56,10 @@ class MirrorRecord:
 
 @dataclass(frozen=True)
 class MirrorProgress:
-    """The last report about a partition. `next_offset`: the next offset to mirror; `end_offset`: the source's end."""
+    """The last reported progress of a partition.
+
+    `next_offset`: the next offset to mirror; `end_offset`: the source's end.
+    """
 
     next_offset: int
     end_offset: int
@@ -64,7 +67,7 @@ class MirrorProgress:
 
     @property
     def lag(self) -> int:
-        """The offsets between both; those of transactions and of cleaned records count, too."""
+        """The number of offsets that are not mirrored yet; those of transactions and cleaned records count, too."""
         return max(0, self.end_offset - self.next_offset)
 
 
@@ -77,8 +80,11 @@ class LeaderEpoch(NamedTuple):
 
 @dataclass(frozen=True)
 class MirrorPartition:
-    """A partition of a mirror. `start_offset`, `gap_end`: as in the table. `progress` None: nothing was reported.
-    `epochs`: of the last records, ascending."""
+    """A partition of a mirror. `start_offset`: the first offset to mirror.
+
+    `gap_end`: the offset before which records are missing at the source, where the mirror stopped; None: no gap.
+    `progress` None: nothing was reported. `epochs`: of the last records, ascending.
+    """
 
     number: int
     start_offset: int | None
@@ -89,7 +95,7 @@ class MirrorPartition:
 
 
 def add(connection: Connection, context: Context, mirror: MirrorRecord) -> None:
-    """Insert a mirror that runs, without what is known of an earlier one. Raises Conflict if the topic has one."""
+    """Insert a mirror that runs, and delete the partitions of an earlier one. Raises Conflict if the topic has one."""
     values = {
         "topic": str(mirror.topic),
         "source": mirror.source,
@@ -137,20 +143,23 @@ def partitions(connection: Connection, topic: TopicName) -> list[MirrorPartition
 def pause(connection: Connection, context: Context, topic: TopicName) -> None:
     """Pause a mirror; one that failed keeps its error. Idempotent. Raises NotFound."""
     get(connection, topic)
-    _change(connection, context, topic, state=MirrorState.PAUSED.value)
+    _update(connection, context, topic, state=MirrorState.PAUSED.value)
 
 
 def resume(
     connection: Connection, context: Context, topic: TopicName, options: Mapping[str, object], accept_gaps: bool
 ) -> None:
-    """Let a mirror run again. `options`: those that replace old ones. `accept_gaps`: go on after the gaps at which it
-    stopped; False: clear them, and stop there again. Idempotent. Raises NotFound."""
+    """Set a mirror to RUNNING, without its error. Idempotent. Raises NotFound.
+
+    `options`: those that replace stored ones. `accept_gaps`: continue after the gaps at which the mirror stopped;
+    False: clear the gaps, and stop there again.
+    """
     mirror = get(connection, topic)
     stopped = (mirror_partitions.c.topic == str(topic)) & mirror_partitions.c.gap_end.is_not(None)
     start = {"start_offset": mirror_partitions.c.gap_end} if accept_gaps else {}
     connection.execute(update(mirror_partitions).where(stopped).values(gap_end=None, **start))
     values = {"state": MirrorState.RUNNING.value, "options": {**mirror.options, **options}}
-    _change(connection, context, topic, **values, **NO_ERROR.fields("error"))
+    _update(connection, context, topic, **values, **NO_ERROR.fields("error"))
 
 
 def fail(
@@ -160,7 +169,10 @@ def fail(
     error: ErrorText,
     gap: tuple[int, int] | None = None,
 ) -> None:
-    """Stop a mirror that runs, with the reason. `gap`: a partition, and the offset before which records are missing."""
+    """Set a mirror that runs to FAILED, with the error.
+
+    `gap`: a partition's number, and the offset before which its records are missing.
+    """
     running = (mirrors.c.topic == str(topic)) & (mirrors.c.state == MirrorState.RUNNING.value)
     values = {"state": MirrorState.FAILED.value, "changed_at": context.now, **error.fields("error")}
     if queries.change_where(connection, mirrors, running, **values) and gap is not None:
@@ -168,15 +180,15 @@ def fail(
         queries.put(connection, mirror_partitions, {"topic": str(topic), "partition": partition, "gap_end": end})
 
 
-def begin(connection: Connection, topic: TopicName, partition: int, start_offset: int) -> None:
-    """Store the offset at which a partition begins, if the topic is a mirror still."""
+def set_start_offset(connection: Connection, topic: TopicName, partition: int, start_offset: int) -> None:
+    """Store the first offset to mirror of a partition, if the topic is still a mirror."""
     if queries.exists(connection, mirrors, mirrors.c.topic == str(topic)):
         row = {"topic": str(topic), "partition": partition, "start_offset": start_offset}
         queries.put(connection, mirror_partitions, row)
 
 
-def note_epochs(connection: Connection, mirror: MirrorRecord, partition: int, epochs: Sequence[LeaderEpoch]) -> None:
-    """Store the epochs of the last records of a partition, if the mirror was not removed since, nor added again."""
+def store_epochs(connection: Connection, mirror: MirrorRecord, partition: int, epochs: Sequence[LeaderEpoch]) -> None:
+    """Store the leader epochs of the last records of a partition, if the mirror was not removed or added again."""
     topic = mirror.topic
     source, created_at = mirrors.c.source_topic_id, mirrors.c.created_at
     same = (mirrors.c.topic == str(topic)) & (source == mirror.source_topic_id) & (created_at == mirror.created_at)
@@ -186,19 +198,21 @@ def note_epochs(connection: Connection, mirror: MirrorRecord, partition: int, ep
 
 
 def clear_progress(connection: Connection, topic: TopicName, partition: int) -> None:
-    """Delete the last report about a partition, if there is any: its log has lost entries."""
+    """Delete the last report of a partition's progress, if there is any: the partition's log has lost entries."""
     reported = (mirror_partitions.c.topic == str(topic)) & (mirror_partitions.c.partition == partition)
     queries.change_where(connection, mirror_partitions, reported, next_offset=None)
 
 
-def note_error(connection: Connection, topic: TopicName, error: ErrorText) -> None:
-    """Store the error of the last try of a mirror that runs, and will try again; none: it succeeded."""
+def store_error(connection: Connection, topic: TopicName, error: ErrorText) -> None:
+    """Store the error of the last try of a mirror that runs and tries again; NO_ERROR: the try succeeded."""
     running = (mirrors.c.topic == str(topic)) & (mirrors.c.state == MirrorState.RUNNING.value)
     queries.change_where(connection, mirrors, running, **error.fields("error"))
 
 
-def report(connection: Connection, context: Context, topic: TopicName, progress: Mapping[int, MirrorProgress]) -> None:
-    """Store the progress of partitions, by number, if the topic is a mirror still."""
+def store_progress(
+    connection: Connection, context: Context, topic: TopicName, progress: Mapping[int, MirrorProgress]
+) -> None:
+    """Store the progress of partitions, by their numbers, if the topic is still a mirror."""
     if not progress or not queries.exists(connection, mirrors, mirrors.c.topic == str(topic)):
         return
     rows = [
@@ -222,7 +236,7 @@ def remove(connection: Connection, topic: TopicName) -> None:
     connection.execute(delete(mirrors).where(mirrors.c.topic == str(topic)))
 
 
-def _change(connection: Connection, context: Context, topic: TopicName, **values: object) -> None:
+def _update(connection: Connection, context: Context, topic: TopicName, **values: object) -> None:
     queries.change(connection, mirrors, str(topic), changed_at=context.now, **values)
 
 

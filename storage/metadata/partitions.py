@@ -52,7 +52,7 @@ def create(
     Raises NotFound for its namespace, InvalidInput for an invalid number or name, Conflict if it, or a topic of its
     name or of the name of one of its partitions, exists.
     """
-    _check_number(name, partitions)
+    _check_partition_count(name, partitions)
     name.check_new()
     if name.partition >= 0:
         raise InvalidInput(f"{name} is named like a partition, so it cannot have any", "choose another name")
@@ -60,7 +60,7 @@ def create(
     tenancy.lock_namespace(connection, namespace)
     if find(connection, name) is not None or topics.find(connection, name) is not None:
         raise Conflict(f"the topic {name} exists already", "nothing was changed; choose another name")
-    new = PartitionedTopic(name, partitions, topics.check_properties(properties), context.now)
+    new = PartitionedTopic(name, partitions, topics.validated_properties(properties), context.now)
     values = {"partitions": partitions, "properties": new.properties, "created_at": context.now}
     # The namespace's lock, under which nothing of the name exists, keeps others from inserting it.
     connection.execute(insert(partitioned_topics).values(name=str(name), namespace=namespace, **values))
@@ -75,9 +75,9 @@ def increase_partitions_to(
 
     Raises NotFound, InvalidInput, Conflict for a smaller number, or if a topic of a new partition's name exists.
     """
-    _check_number(name, partitions)
+    _check_partition_count(name, partitions)
     tenancy.lock_namespace(connection, f"{name.tenant}/{name.namespace}")
-    record = _locked(connection, name)
+    record = _get_locked(connection, name)
     if partitions < record.partitions:
         raise Conflict(
             f"{name} has {record.partitions} partitions, and cannot be brought to {partitions}",
@@ -92,8 +92,8 @@ def set_properties(
     connection: Connection, name: TopicName, updates: Mapping[str, str], removed: Collection[str] = ()
 ) -> None:
     """Add or replace properties, and remove those of `removed`; the others stay. Raises NotFound, InvalidInput."""
-    kept = {key: value for key, value in _locked(connection, name).properties.items() if key not in removed}
-    merged = topics.check_properties({**kept, **updates})
+    kept = {key: value for key, value in _get_locked(connection, name).properties.items() if key not in removed}
+    merged = topics.validated_properties({**kept, **updates})
     queries.change(connection, partitioned_topics, str(name), properties=merged)
 
 
@@ -102,7 +102,7 @@ def delete_topic(connection: Connection, context: Context, name: TopicName, forc
 
     Raises NotFound; LeaseHeld, unless forced, if one of them has a writer.
     """
-    record = _locked(connection, name)
+    record = _get_locked(connection, name)
     partitions = topics.by_names(connection, [name.of_partition(index) for index in range(record.partitions)])
     topic_ids = [topic.id for topic in partitions.values()]
     deleted = topic_deletion.delete_topics(connection, context, topic_ids, force=force)
@@ -128,7 +128,7 @@ def _create_partitions(connection: Connection, context: Context, name: TopicName
     tenancy.ensure_topics(connection, context, partitions)
 
 
-def _locked(connection: Connection, name: TopicName) -> PartitionedTopic:
+def _get_locked(connection: Connection, name: TopicName) -> PartitionedTopic:
     statement = select(partitioned_topics).where(partitioned_topics.c.name == str(name)).with_for_update()
     record = queries.find(connection, statement, row_mapping.partitioned_topic)
     if record is None:
@@ -136,7 +136,7 @@ def _locked(connection: Connection, name: TopicName) -> PartitionedTopic:
     return record
 
 
-def _check_number(name: TopicName, partitions: int) -> None:
+def _check_partition_count(name: TopicName, partitions: int) -> None:
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidInput(
             f"{partitions} is no number of partitions for {name}", f"a topic has 1 to {MAX_PARTITIONS} of them"

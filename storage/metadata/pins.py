@@ -33,7 +33,7 @@ _UNCOLLECTED = (
 def take(
     connection: Connection, context: Context, topic_id: int, owner: str, ttl_ms: int, ledger_id: int | None = None
 ) -> tuple[TopicSnapshot, Pin | None]:
-    """Return the topic as of one moment, and a new pin on the compacted ledger that serves; None: never compacted.
+    """Pin the compacted ledger that serves; return the topic as of one moment and the pin, None if never compacted.
 
     `ttl_ms`: PIN_TTL_MS at most. `ledger_id`: pin that compacted ledger instead, unless it is collected already; it
     need not serve any more. While the pin lives, nothing that the pinned compacted ledger refers to is deleted. Raises
@@ -42,25 +42,25 @@ def take(
     _check_ttl(ttl_ms)
     # The lock comes first, so the rows that the snapshot's statements read cannot change between them.
     topics.lock(connection, topic_id)
-    pinned = None if ledger_id is None else _find(connection, topic_id, ledger_id)
+    pinned = None if ledger_id is None else _find_ledger(connection, topic_id, ledger_id)
     pinned = pinned or cursors.serving_compacted_ledger(connection, topic_id)
     pin = None
     if pinned is not None:
         # Dead readers leave rows; each new pin deletes them, so there are never more than readers.
-        connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_alive(context.now)))
+        connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_live_condition(context.now)))
         pin = Pin(uuid.uuid4().hex, topic_id, pinned.ledger_id, owner, context.now + ttl_ms)
         connection.execute(insert(pins).values(**row_mapping.pin_values(pin)))
     return snapshots.of_topic(connection, topic_id), pin
 
 
 def renew(connection: Connection, context: Context, pin: Pin, ttl_ms: int) -> Pin:
-    """Start a new TTL now, also after the end of the last one if the compacted ledger was not collected.
+    """Extend a pin by a new TTL from now, also if it has expired and the compacted ledger was not collected.
 
     Returns the pin with its new end. Raises Fenced if the compacted ledger was collected, TopicNotFound.
     """
     _check_ttl(ttl_ms)
     topic = topics.lock(connection, pin.topic_id)
-    if _find(connection, pin.topic_id, pin.ledger_id) is None:
+    if _find_ledger(connection, pin.topic_id, pin.ledger_id) is None:
         raise Fenced(
             f"the pin of {pin.owner} on compacted ledger {pin.ledger_id} of {topic.name} expired, and the ledger was "
             "collected",
@@ -73,13 +73,13 @@ def renew(connection: Connection, context: Context, pin: Pin, ttl_ms: int) -> Pi
 
 
 def release(connection: Connection, pin: Pin) -> None:
-    """End the pin. Idempotent."""
+    """Delete a pin, so that it no longer keeps its compacted ledger. Idempotent."""
     connection.execute(delete(pins).where(pins.c.pin_id == pin.pin_id))
 
 
 def retired_ledgers(connection: Connection, topic_id: int) -> list[CompactedLedgerRecord]:
     """Return the compacted ledgers that serve no more and are not collected yet, the oldest first."""
-    return [ledger for ledger in _uncollected(connection, topic_id) if ledger.retired_at is not None]
+    return [ledger for ledger in _uncollected_ledgers(connection, topic_id) if ledger.retired_at is not None]
 
 
 def delete_ledger_if_unpinned(
@@ -91,12 +91,12 @@ def delete_ledger_if_unpinned(
     that nothing else refers to. Raises TopicNotFound.
     """
     topics.lock(connection, topic_id)
-    ledger = _find(connection, topic_id, ledger_id)
+    ledger = _find_ledger(connection, topic_id, ledger_id)
     if ledger is None or ledger.retired_at is None or context.now - ledger.retired_at < grace_ms:
         return False
-    if any(pin.ledger_id == ledger_id for pin in _live(connection, topic_id, context.now)):
+    if any(pin.ledger_id == ledger_id for pin in _live_pins(connection, topic_id, context.now)):
         return False
-    connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, ~_alive(context.now)))
+    connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, ~_live_condition(context.now)))
     connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
     return True
 
@@ -111,19 +111,19 @@ def gc_snapshot(connection: Connection, context: Context, topic_id: int) -> GcSn
     return GcSnapshot(
         topic=topics.by_id(connection, topic_id),
         ledgers=ledgers.with_trimmed(connection, topic_id),
-        compacted=_uncollected(connection, topic_id),
+        compacted=_uncollected_ledgers(connection, topic_id),
         attempts=tuple(attempts.of_topic(connection, topic_id)),
-        pins=_live(connection, topic_id, context.now),
+        pins=_live_pins(connection, topic_id, context.now),
     )
 
 
-def _live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
+def _live_pins(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
     """Return the pins that hold a compacted ledger at this moment."""
-    statement = select(pins).where(pins.c.topic_id == topic_id, _alive(now)).order_by(pins.c.pin_id)
+    statement = select(pins).where(pins.c.topic_id == topic_id, _live_condition(now)).order_by(pins.c.pin_id)
     return tuple(queries.fetch(connection, statement, row_mapping.pin))
 
 
-def _uncollected(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
+def _uncollected_ledgers(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
     """Return the compacted ledgers whose rows exist, the one that serves and the retired ones, by generation."""
     return tuple(queries.fetch(connection, _UNCOLLECTED, row_mapping.compacted_ledger, {"topic": topic_id}))
 
@@ -133,11 +133,11 @@ def _check_ttl(ttl_ms: int) -> None:
         raise AssertionError(f"a pin of {ttl_ms} ms would count as one of a wrong clock; renew one of {PIN_TTL_MS} ms")
 
 
-def _alive(now: int) -> ColumnElement[bool]:
+def _live_condition(now: int) -> ColumnElement[bool]:
     return live_expiry_bounds(PIN_TTL_MS, now).condition(pins.c.expires_at)
 
 
-def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLedgerRecord | None:
+def _find_ledger(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLedgerRecord | None:
     statement = select(compacted_ledgers).where(
         compacted_ledgers.c.topic_id == topic_id, compacted_ledgers.c.ledger_id == ledger_id
     )

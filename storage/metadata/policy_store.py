@@ -11,8 +11,8 @@ transaction that creates a topic, or sets its own policies, creates its cursor `
 cursor (A2).
 
 Each function may be called again. A policy of a name that this version does not know is left alone and counts for
-nothing. A stored value that this version cannot read is UnreadableStoredValue: it stops nothing, and `unreadable` lists
-it.
+nothing. A stored value that this version cannot read is UnreadableStoredValue: it stops nothing, and
+`unreadable_policies` lists it.
 """
 
 from __future__ import annotations
@@ -76,22 +76,22 @@ def change(
 ) -> None:
     """Set policies in each of these scopes, and remove others, all or nothing.
 
-    `values` as `parsed` returns them; `removed` by the policies' own names, None: all that a scope has. Raises
+    `values` as `parse_values` returns them; `removed` by the policies' own names, None: all that a scope has. Raises
     InvalidInput for values that contradict each other or the policies that stay in a scope, or a limit above the
     broker's; TopicNotFound if the topic of a scope was deleted.
     """
-    topics_by_scope = _topics_of(connection, scopes)
+    topics_by_scope = _lock_topics_of_scopes(connection, scopes)
     for scope in sorted(scopes):
         if scope.startswith(_TOPIC) and scope not in topics_by_scope:
             uid = scope.removeprefix(_TOPIC)
             raise TopicNotFound(f"the topic with uid {uid} does not exist (any more)", Advice(AdviceKind.LIST_TOPICS))
-    _mark_topics(connection, scopes, topics_by_scope.values())
-    _remove(connection, scopes, removed)
+    _queue_topics_for_compaction(connection, scopes, topics_by_scope.values())
+    _delete_values(connection, scopes, removed)
     put(connection, context, scopes, values)
     ensure_compaction_cursors(connection, context, topics_by_scope.values())
 
 
-def stored_of_scope(connection: Connection, scope: str) -> dict[str, object]:
+def of_scope(connection: Connection, scope: str) -> dict[str, object]:
     """Return the policies that are set in a scope, by name.
 
     A value that this version cannot read is an UnreadableStoredValue.
@@ -114,17 +114,17 @@ def readable_of_scopes(connection: Connection, scopes: Collection[str]) -> dict[
 
 def effective(connection: Connection, context: Context, topic: TopicRecord) -> TopicPolicies:
     """Return the values of the topic's policies as they are now, from all scopes."""
-    return resolved(connection, context, topic).policies
+    return resolve_policies(connection, context, topic).policies
 
 
-def resolved(connection: Connection, context: Context, topic: TopicRecord) -> PolicyResolution:
+def resolve_policies(connection: Connection, context: Context, topic: TopicRecord) -> PolicyResolution:
     """Return the topic's policies as they are now, from all scopes, with the origin of each."""
     stored = _stored_values(connection, [BROKER, enclosing_scope(topic.name), topic_scope(topic)])
     return PolicyResolver(stored, context.broker_defaults).resolve(topic)
 
 
 def inherited_policies(connection: Connection, context: Context, scope: str) -> PolicyResolution:
-    """Return the policies of a topic that sets none itself.
+    """Return the policies that a topic without policies of its own inherits.
 
     `scope`: of its namespace; BROKER: any namespace without policies.
     """
@@ -155,15 +155,15 @@ def resolver_of(connection: Connection, context: Context, records: Collection[To
     return PolicyResolver(_stored_values(connection, {BROKER, *scopes}), context.broker_defaults)
 
 
-def unreadable(connection: Connection) -> list[UnreadablePolicy]:
+def unreadable_policies(connection: Connection) -> list[UnreadablePolicy]:
     """Return all stored values that this version cannot read, of scopes that exist, in order."""
     values = [
         (scope, name, value)
         for scope, stored in sorted(_stored_values(connection).items())
-        for name, value in values_of(stored).items()
+        for name, value in decode_stored_values(stored).items()
         if isinstance(value, UnreadableStoredValue)
     ]
-    words = {scope: _in_words(connection, scope) for scope, _, _ in values}
+    words = {scope: _scope_in_words(connection, scope) for scope, _, _ in values}
     return [UnreadablePolicy(words[scope], name, value) for scope, name, value in values if words[scope]]
 
 
@@ -183,13 +183,13 @@ class PolicyResolver:
         key = around_scope, json.dumps(own, sort_keys=True) if own else ""
         if key not in self._known:
             stored = (self._stored_values.get(BROKER, {}), self._stored_values.get(around_scope, {}), own)
-            broker, around, topics_own = map(values_of, stored)
+            broker, around, topics_own = map(decode_stored_values, stored)
             self._known[key] = resolve(broker, around, topics_own, self._broker_defaults)
         return self._known[key]
 
 
-def parsed(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values by the policies' own names. `values`: texts or JSON values, by name or alias.
+def parse_values(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the parsed values of policies, by their own names. `values`: texts or JSON values, by name or alias.
 
     Raises InvalidInput for an unknown name or a value that is not allowed.
     """
@@ -197,7 +197,7 @@ def parsed(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def put(connection: Connection, context: Context, scopes: Collection[str], values: Mapping[str, object]) -> None:
-    """Set policies in each of these scopes; `values` as `parsed` returns them.
+    """Set policies in each of these scopes; `values` as `parse_values` returns them.
 
     Raises InvalidInput if they contradict each other or the other policies of a scope, or exceed a limit of the broker.
     """
@@ -217,11 +217,14 @@ def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict
 
     A value that this version cannot read is an UnreadableStoredValue. A scope without policies is empty.
     """
-    return {scope: values_of(stored) for scope, stored in _stored_values(connection, scopes).items()}
+    return {scope: decode_stored_values(stored) for scope, stored in _stored_values(connection, scopes).items()}
 
 
-def values_of(stored: Mapping[str, object]) -> dict[str, object]:
-    """Return the policies of one scope by name, from stored JSON values; unreadable: UnreadableStoredValue."""
+def decode_stored_values(stored: Mapping[str, object]) -> dict[str, object]:
+    """Return the values of policies, by name, from stored JSON values.
+
+    A value that this version cannot read is an UnreadableStoredValue.
+    """
     return {name: policies.decode_stored(name, stored[name]) for name in policies.POLICIES if name in stored}
 
 
@@ -232,8 +235,8 @@ def ensure_compaction_cursors(connection: Connection, context: Context, records:
     cursors.ensure_all(connection, enabled, COMPACTION_CURSOR)
 
 
-def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, TopicRecord]:
-    """Return the topics of scopes of topics, by scope, locked; a topic that was deleted is left out."""
+def _lock_topics_of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, TopicRecord]:
+    """Lock the topics that are scopes, and return them by scope; a topic that was deleted is left out."""
     uids = []
     for scope in scopes:
         if scope.startswith(_TOPIC):
@@ -253,8 +256,13 @@ def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, Top
     return {topic_scope(topic): topic for topic in topics.lock_all(connection, ids)}
 
 
-def _mark_topics(connection: Connection, scopes: Collection[str], records: Collection[TopicRecord]) -> None:
-    """Queue the topics of scopes, whose compaction may be due by other policies. `records`: the scopes' own topics."""
+def _queue_topics_for_compaction(
+    connection: Connection, scopes: Collection[str], records: Collection[TopicRecord]
+) -> None:
+    """Queue the topics of scopes for a check whether compaction is due, since their policies change.
+
+    `records`: the topics that are scopes themselves.
+    """
     topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id for topic in records])
     if BROKER in scopes:
         topic_work.mark_where(connection, topic_work.WorkKind.COMPACT, true())
@@ -280,8 +288,8 @@ def _stored_values(connection: Connection, scopes: Collection[str] | None = None
     return stored
 
 
-def _in_words(connection: Connection, scope: str) -> str:
-    """Return a scope in words; empty: its topic was deleted."""
+def _scope_in_words(connection: Connection, scope: str) -> str:
+    """Return a scope as text, `the broker` or `the namespace a/b`; empty: the scope's topic was deleted."""
     if scope.startswith(_TOPIC):
         named = select(topics_table.c.name).where(topics_table.c.uid == scope.removeprefix(_TOPIC))
         name = connection.execute(named).scalar_one_or_none()
@@ -289,8 +297,8 @@ def _in_words(connection: Connection, scope: str) -> str:
     return f"the namespace {scope.removeprefix(_NAMESPACE)}" if scope.startswith(_NAMESPACE) else "the broker"
 
 
-def _remove(connection: Connection, scopes: Collection[str], names: Collection[str] | None) -> None:
-    """Delete the values of these policies. `names` None: of all policies that this version knows."""
+def _delete_values(connection: Connection, scopes: Collection[str], names: Collection[str] | None) -> None:
+    """Delete the policies `names` in scopes. `names` None: all policies that this version knows."""
     named = policies_table.c.name.in_(policies.POLICIES if names is None else names)
     for batch in queries.batches(sorted(scopes)):
         connection.execute(delete(policies_table).where(policies_table.c.scope.in_(batch), named))

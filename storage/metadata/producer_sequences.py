@@ -4,7 +4,7 @@ The row means that entries of the topic are deduplicated: raw messages at or abo
 because only they have the sequence ids of their producers and the positions at their source. `check_stored` refuses it,
 in the transaction that removes them.
 
-`highest` is null while the policy is off; when the topic is served so, `end_producers` removes the ids, and
+`highest` is null while the policy is off; when the topic is served so, `delete_sequence_ids` removes the ids, and
 deduplication begins at the topic's end when it is switched on again. `sources` is null until the first replicator
 connects. From then on the row stays: a source sends entries again after any time.
 
@@ -43,7 +43,7 @@ class ProducerSequences:
     missing: Mapping[str, SourcePosition] = field(default_factory=dict)
 
     def merged(self, older: ProducerSequences) -> ProducerSequences:
-        """Return the highest ids and the furthest progress over both ranges of entries.
+        """Return the highest sequence ids and the furthest progress over the entries of both values.
 
         `older`: the range that begins first. Producers that only `older` has come first.
         """
@@ -72,12 +72,15 @@ def _merged_sources(
 
 
 def of_topic(connection: Connection, topic_id: int) -> ProducerSequences | None:
-    """Return the stored ids and positions; None: the topic does not deduplicate, or begins to with the next message."""
+    """Return the stored sequence ids of producers and positions of source clusters of a topic.
+
+    None: the topic does not deduplicate, or begins to with the next message.
+    """
     statement = select(producer_sequences).where(producer_sequences.c.topic_id == topic_id)
-    return queries.find(connection, statement, _sequences)
+    return queries.find(connection, statement, _record)
 
 
-def _sequences(row: RowMapping) -> ProducerSequences:
+def _record(row: RowMapping) -> ProducerSequences:
     sources = row["sources"]
     if sources is not None:
         sources = {name: SourceProgress(SourcePosition(*place), time) for name, (*place, time) in sources.items()}
@@ -88,9 +91,10 @@ def _sequences(row: RowMapping) -> ProducerSequences:
 def store(
     connection: Connection, topic_id: int, sequences: ProducerSequences, ended: Collection[str] = frozenset()
 ) -> None:
-    """Store ids and positions. If those of later entries are stored, both are merged; positions are in any case.
+    """Store the sequence ids of producers and positions of source clusters of a topic.
 
-    `ended`: the source clusters of which nothing is missing any more; else what is missing stays as it is stored.
+    Positions are merged with the stored ones; sequence ids are, if those of later entries are stored. `ended`: source
+    clusters without missing entries from now on; the stored missing positions of the others stay.
     Raises TopicNotFound.
     """
     topics.lock(connection, topic_id)
@@ -99,27 +103,29 @@ def store(
         sequences = stored.merged(sequences)
     elif stored is not None:
         sequences = dataclasses.replace(sequences, sources=_merged_sources(sequences.sources, stored.sources))
-    _put(connection, topic_id, sequences)
+    _put_row(connection, topic_id, sequences)
     if stored is not None and not stored.missing.keys().isdisjoint(ended):
         missing = {name: position for name, position in stored.missing.items() if name not in ended}
-        _put_missing(connection, topic_id, missing)
+        _store_missing_positions(connection, topic_id, missing)
 
 
 def replace(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
-    """Store ids and positions in place of those that are stored, which are of entries that the log has lost, and what
-    is missing. Raises TopicNotFound."""
+    """Replace the stored sequence ids, positions and missing positions of a topic. Raises TopicNotFound.
+
+    For a log that has lost the entries to which the stored ones belong.
+    """
     topics.lock(connection, topic_id)
-    _put(connection, topic_id, sequences)
-    _put_missing(connection, topic_id, sequences.missing)
+    _put_row(connection, topic_id, sequences)
+    _store_missing_positions(connection, topic_id, sequences.missing)
 
 
-def _put_missing(connection: Connection, topic_id: int, missing: Mapping[str, SourcePosition]) -> None:
+def _store_missing_positions(connection: Connection, topic_id: int, missing: Mapping[str, SourcePosition]) -> None:
     values = {name: list(position) for name, position in missing.items()} or None
     at_topic = producer_sequences.c.topic_id == topic_id
     connection.execute(update(producer_sequences).where(at_topic).values(missing=values))
 
 
-def _put(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
+def _put_row(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
     highest, sources = sequences.highest, sequences.sources
     values = {
         "topic_id": topic_id,
@@ -132,9 +138,11 @@ def _put(connection: Connection, topic_id: int, sequences: ProducerSequences) ->
     queries.put(connection, producer_sequences, values)
 
 
-def end_producers(connection: Connection, topic_id: int) -> None:
-    """Remove the sequence ids: producers' entries are not deduplicated any more. Sources stay. Idempotent. Raises
-    TopicNotFound."""
+def delete_sequence_ids(connection: Connection, topic_id: int) -> None:
+    """Delete the stored sequence ids of a topic's producers, whose entries are not deduplicated any more.
+
+    The positions of source clusters stay. Idempotent. Raises TopicNotFound.
+    """
     topics.lock(connection, topic_id)
     stored = of_topic(connection, topic_id)
     at_topic = producer_sequences.c.topic_id == topic_id

@@ -30,8 +30,9 @@ def publish(
     retry: CompactionRetry | None,
     now: int,
 ) -> RunRecord:
-    """Let `compacted` serve and end the run; return it. Raises Fenced; then nothing has changed (W3).
+    """Make `compacted` the compacted ledger that serves, and end the run as SUCCESS; return the run.
 
+    Raises Fenced; then nothing has changed (W3).
     `retry`: a further run of the topic is needed; None: it is not.
     """
     topic = topics.lock(connection, run.topic_id)
@@ -40,7 +41,7 @@ def publish(
     check_publish(topic, record, expected_generation, cursor.mark_delete if cursor else None, compacted)
     attempts.check_unfinished(connection, [record.attempt_id])
 
-    if not _swap(connection, topic.id, expected_generation, record.epoch):
+    if not _compare_and_swap_generation(connection, topic.id, expected_generation, record.epoch):
         # The lock makes this impossible; A1 promises the swap itself, so it does not rely on the lock.
         raise Fenced(f"generation or epoch of {topic.name} moved while run {run.run_id} published", RERUN)
 
@@ -55,8 +56,8 @@ def publish(
     return runs.get(connection, run.run_id)
 
 
-def _swap(connection: Connection, topic_id: int, expected_generation: int, epoch: int) -> bool:
-    """Raise the generation if the topic is still at this one and in this epoch. Returns False if it is not."""
+def _compare_and_swap_generation(connection: Connection, topic_id: int, expected_generation: int, epoch: int) -> bool:
+    """Increment the topic's generation. Returns False, unchanged, if generation or epoch are not the expected ones."""
     swapped = connection.execute(
         update(topics_table)
         .where(
@@ -80,7 +81,7 @@ class PublishingStore(Store):
         statistics: Mapping[str, object],
         retry: CompactionRetry | None = None,
     ) -> RunRecord:
-        """Let `compacted` serve, move the horizon and end the run: the commit point (A1). Returns the run afterwards.
+        """Make `compacted` the compacted ledger that serves, move the horizon and end the run (A1). Returns the run.
 
         `expected_generation`: the one that the run has read. `retry`: a further run of the topic is needed; None: it is
         not. Raises Fenced if run, epoch or generation are not the topic's any more; then nothing has changed. Finds out

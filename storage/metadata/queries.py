@@ -101,7 +101,7 @@ def put(connection: Connection, table: Table, *rows: Mapping[str, object]) -> No
     connection.execute(statement.on_conflict_do_update(index_elements=table.primary_key, set_=changed), list(rows))
 
 
-def insert_or_change(dialect: str, table: Table) -> OnConflictInsert:
+def insert_for_on_conflict(dialect: str, table: Table) -> OnConflictInsert:
     """Return an insert into the table that may have an ON CONFLICT clause."""
     return _INSERTS[dialect](table)
 

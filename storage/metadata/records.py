@@ -127,14 +127,14 @@ class SegmentRecord:
 
     @property
     def newest_publish_time(self) -> int | None:
-        """The largest publish time for policies: no message counts as published after the roll. None: it is open."""
+        """The largest publish time (ms) of its messages, at most the time of the roll; None: the segment is open."""
         if self.content is None or self.rolled_at is None:
             return None
         return min(self.content.max_publish_time, self.rolled_at)
 
     @property
-    def tried_too_often(self) -> bool:
-        """True if the segment is sealed only by hand from now on. The last try may be under way."""
+    def has_exceeded_sealing_tries(self) -> bool:
+        """True if so many tries to seal it failed that it is sealed only by hand. The last may be under way."""
         return self.state is SegmentState.ROLLED and self.sealing_tries >= MAX_SEALING_TRIES
 
 
@@ -186,11 +186,11 @@ class RunState(StrEnum):
 
 
 TAIL_LEFT = "tail_left"
-"""The name of `RunRecord.tail_error` in the statistics of a run."""
+"""The name of `RunRecord.skipped_tail_error` in the statistics of a run."""
 TABLE_ERROR = "table_error"
-"""The name of `RunRecord.table_error` in the statistics of a run."""
+"""The name of `RunRecord.iceberg_table_error` in the statistics of a run."""
 TABLE_RETRY = "table_retry"
-"""The name of `RunRecord.table_retry` in the statistics of a run."""
+"""The name of `RunRecord.can_retry_iceberg_table` in the statistics of a run."""
 
 
 @dataclass(frozen=True)
@@ -219,18 +219,18 @@ class RunRecord:
     cause: str = ""
 
     @property
-    def tail_error(self) -> ErrorText:
-        """The error because of which the run left unsealed messages to a later run."""
+    def skipped_tail_error(self) -> ErrorText:
+        """The error because of which the run left unsealed messages, at the topic's end, to a later run."""
         return ErrorText.from_fields(TAIL_LEFT, self.statistics)
 
     @property
-    def table_error(self) -> ErrorText:
-        """The error because of which the topic's Iceberg table did not follow the run."""
+    def iceberg_table_error(self) -> ErrorText:
+        """The error because of which the run wrote no snapshot of the topic's Iceberg table."""
         return ErrorText.from_fields(TABLE_ERROR, self.statistics)
 
     @property
-    def table_retry(self) -> bool:
-        """True if the next run may write the table without new messages: the error may pass."""
+    def can_retry_iceberg_table(self) -> bool:
+        """True if the next run may write the Iceberg table even without new messages, since the error may pass."""
         return bool(self.statistics.get(TABLE_RETRY))
 
 
@@ -247,8 +247,8 @@ class AttemptKind(StrEnum):
     TASKS = "tasks"
     """An append whose ledgers are written by tasks that have no database: it counts as alive for TASKS_MS."""
 
-    def dead_ms(self, dead_ms: int) -> int:
-        """Return the age (ms) of a heartbeat from which an attempt of this kind is dead. `dead_ms`: of other kinds."""
+    def heartbeat_ttl_ms(self, dead_ms: int) -> int:
+        """Return the age (ms) of a heartbeat from which an attempt of this kind is dead. `dead_ms`: for other kinds."""
         return max(dead_ms, TASKS_MS) if self is AttemptKind.TASKS else dead_ms
 
 

@@ -38,7 +38,7 @@ _INDEX = ("name", "offset", "length", "directory")
 
 @functools.lru_cache(maxsize=1 << 14)
 def stored_name(text: str) -> TopicName:
-    """Return the topic name of a full name in SQL. Reads of all topics, which repeat, share the names."""
+    """Parse a topic's full name from a row. The results are cached, since reads of all topics repeat."""
     return TopicName.parse(text)
 
 
@@ -59,7 +59,7 @@ def attempt(row: RowMapping) -> Attempt:
 
 
 def attempt_values(attempt: Attempt) -> dict[str, Any]:
-    return {**_values(attempt, "kind", "owner"), "kind": attempt.kind.value, "holder": attempt.owner}
+    return {**_columns_except(attempt, "kind", "owner"), "kind": attempt.kind.value, "holder": attempt.owner}
 
 
 def lease(row: RowMapping) -> Lease:
@@ -71,15 +71,15 @@ def pin(row: RowMapping) -> Pin:
 
 
 def pin_values(pin: Pin) -> dict[str, Any]:
-    return {**_values(pin, "owner"), "holder": pin.owner}
+    return {**_columns_except(pin, "owner"), "holder": pin.owner}
 
 
 def ledger(row: RowMapping) -> LedgerRecord:
     return record(
         LedgerRecord,
         row,
-        last_message_id=_part(MessageId, row, "last_message"),
-        rows=_part(StoredObject, row, "rows"),
+        last_message_id=_nested_value(MessageId, row, "last_message"),
+        rows=_nested_value(StoredObject, row, "rows"),
         index=IndexLocation(first_offset=row["first_offset"], **{name: row[f"index_{name}"] for name in _INDEX}),
     )
 
@@ -87,9 +87,9 @@ def ledger(row: RowMapping) -> LedgerRecord:
 def ledger_values(topic_id: int, ledger: LedgerRecord) -> dict[str, Any]:
     return {
         "topic_id": topic_id,
-        **_values(ledger, "last_message_id", "rows", "index"),
-        **_part_values(MessageId, "last_message", ledger.last_message_id),
-        **_part_values(StoredObject, "rows", ledger.rows),
+        **_columns_except(ledger, "last_message_id", "rows", "index"),
+        **_nested_columns(MessageId, "last_message", ledger.last_message_id),
+        **_nested_columns(StoredObject, "rows", ledger.rows),
         **{f"index_{name}": getattr(ledger.index, name) for name in _INDEX},
     }
 
@@ -102,14 +102,19 @@ def segment(row: RowMapping) -> SegmentRecord:
 
 def segment_values(topic_id: int, segment: SegmentRecord) -> dict[str, Any]:
     content = content_values(segment.content) if segment.content is not None else {}
-    return {"topic_id": topic_id, **_values(segment, "state", "content"), "state": segment.state.value, **content}
+    return {
+        "topic_id": topic_id,
+        **_columns_except(segment, "state", "content"),
+        "state": segment.state.value,
+        **content,
+    }
 
 
 def content_values(content: SegmentContent) -> dict[str, Any]:
     """Return the columns of a segment that are known once it is rolled."""
     return {
-        **_values(content, "last_message_id"),
-        **_part_values(MessageId, "last_message", content.last_message_id),
+        **_columns_except(content, "last_message_id"),
+        **_nested_columns(MessageId, "last_message", content.last_message_id),
     }
 
 
@@ -122,9 +127,11 @@ def compacted_ledger(row: RowMapping) -> CompactedLedgerRecord:
         CompactedLedgerRecord,
         row,
         horizon=_position(row, "horizon"),
-        manifest=_part(StoredObject, row, "manifest"),
+        manifest=_nested_value(StoredObject, row, "manifest"),
         last_message_id=_message_id(row, "last_message"),
-        table_metadata=None if row["table_metadata_name"] is None else _part(StoredObject, row, "table_metadata"),
+        table_metadata=None
+        if row["table_metadata_name"] is None
+        else _nested_value(StoredObject, row, "table_metadata"),
         source_horizon=None if row["source_horizon_ledger_id"] is None else _source_position(row, "source_horizon"),
     )
 
@@ -133,11 +140,11 @@ def compacted_ledger_values(topic_id: int, compacted: CompactedLedgerRecord) -> 
     source = compacted.source_horizon
     return {
         "topic_id": topic_id,
-        **_values(compacted, "horizon", "manifest", "last_message_id", "table_metadata", "source_horizon"),
+        **_columns_except(compacted, "horizon", "manifest", "last_message_id", "table_metadata", "source_horizon"),
         **position_values("horizon", compacted.horizon),
-        **_part_values(StoredObject, "manifest", compacted.manifest),
-        **_part_values(MessageId, "last_message", compacted.last_message_id),
-        **_part_values(StoredObject, "table_metadata", compacted.table_metadata),
+        **_nested_columns(StoredObject, "manifest", compacted.manifest),
+        **_nested_columns(MessageId, "last_message", compacted.last_message_id),
+        **_nested_columns(StoredObject, "table_metadata", compacted.table_metadata),
         "source_horizon_ledger_id": None if source is None else source.ledger_id,
         "source_horizon_entry_id": None if source is None else source.entry_id,
     }
@@ -155,10 +162,10 @@ def run(row: RowMapping) -> RunRecord:
 
 
 def position_values(prefix: str, position: LogPosition | None) -> dict[str, Any]:
-    """Return the five columns of a position; all null for None."""
+    """Return the five columns of a position, by name; all null for None."""
     return {
         f"{prefix}_offset": position.offset if position else None,
-        **_part_values(MessageId, prefix, position.message_id if position else None),
+        **_nested_columns(MessageId, prefix, position.message_id if position else None),
     }
 
 
@@ -168,21 +175,21 @@ def _position(row: RowMapping, prefix: str) -> LogPosition | None:
 
 
 def _message_id(row: RowMapping, prefix: str) -> MessageId | None:
-    return None if row[f"{prefix}_ledger_id"] is None else _part(MessageId, row, prefix)
+    return None if row[f"{prefix}_ledger_id"] is None else _nested_value(MessageId, row, prefix)
 
 
 def record(kind: type[Value], row: RowMapping, /, **others: object) -> Value:
-    """Return a record of a row; `others`: the fields that are no column of their name."""
+    """Build a dataclass from the columns of a row. `others`: the fields that are no column of their name."""
     return kind(**others, **{name: row[name] for name in field_names(kind) if name not in others})
 
 
-def _values(value: object, *others: str) -> dict[str, Any]:
-    """Return the columns of a record, but for the fields `others`."""
+def _columns_except(value: object, *others: str) -> dict[str, Any]:
+    """Return the columns of a record, by name, except the fields `others`."""
     return {name: getattr(value, name) for name in field_names(type(value)) if name not in others}
 
 
-def _part(kind: type[Value], row: RowMapping, prefix: str) -> Value:
-    """Return a value that several columns hold."""
+def _nested_value(kind: type[Value], row: RowMapping, prefix: str) -> Value:
+    """Build a value from the columns `prefix_field`, one for each of its fields."""
     return kind(*(row[f"{prefix}_{name}"] for name in field_names(kind)))
 
 
@@ -190,8 +197,8 @@ def _source_position(row: RowMapping, prefix: str) -> SourcePosition:
     return SourcePosition(row[f"{prefix}_ledger_id"], row[f"{prefix}_entry_id"])
 
 
-def _part_values(kind: type[Value], prefix: str, value: Value | None) -> dict[str, Any]:
-    """Return the columns of a value; all null for None."""
+def _nested_columns(kind: type[Value], prefix: str, value: Value | None) -> dict[str, Any]:
+    """Return the columns `prefix_field` of a value, one for each of its fields; all null for None."""
     return {f"{prefix}_{name}": getattr(value, name, None) for name in field_names(kind)}
 
 

@@ -22,13 +22,15 @@ from storage.advice import Advice, AdviceKind
 from storage.errors import CompactionRunning, Conflict, ErrorText, NotFound
 from storage.metadata import attempts, compaction_control_rows, queries, row_mapping, services, topics
 from storage.metadata.invariants import check_run_is_current
-from storage.metadata.leases import shown_time
+from storage.metadata.leases import time_text
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
 from storage.metadata.tables import attempts as attempts_table, runs, topics as topics_table
 from storage.metadata.transactions import Context
 from storage.model import LogPosition, TopicName
 
+RunIdsToStop = list[int]
+"""The ids of runs that ended, or lost their epoch or attempt: their workers must stop."""
 CLAIMED = "claimed"
 """The phase of a run that has not begun."""
 _NAMED = select(runs, topics_table.c.name.label("topic_name")).join(topics_table, topics_table.c.id == runs.c.topic_id)
@@ -45,7 +47,7 @@ def claim(
     *,
     leader_token: int | None = None,
 ) -> RunRecord:
-    """Begin a run in a new epoch, and end the topic's request; return the run.
+    """Begin a compaction run of a topic, in a new epoch, and end the topic's request; return the run.
 
     A run whose heartbeat is older than `heartbeat_ttl_ms` is taken over: it ends as ERROR. `policies`: those of the
     run, stored with it. `leader_token`: the token of the leadership that begins it; None: another process begins it,
@@ -61,7 +63,7 @@ def claim(
         if is_alive(running.owner, running.heartbeat_at, heartbeat_ttl_ms, now):
             raise running_error(topic, running)
         # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
-        _end(connection, running, RunState.ERROR, now)
+        _end_run(connection, running, RunState.ERROR, now)
     epoch = topic.epoch + 1
     queries.change(connection, topics_table, topic_id, epoch=epoch)
     attempt = attempts.begin(connection, context, topic_id, AttemptKind.RUN, owner)
@@ -105,11 +107,11 @@ def record_progress(
     horizon: LogPosition | None = None,
     statistics: Mapping[str, object] | None = None,
 ) -> RunRecord:
-    """Store a heartbeat of a run, with the values that are not None; return the run.
+    """Store a heartbeat of a run, and those of the values that are not None; return the run.
 
     `statistics` replace those that are stored. Raises Fenced if the run must stop.
     """
-    _current(connection, run)
+    _lock_current_run(connection, run)
     attempts.heartbeat(connection, context, run)
     values: dict[str, object] = {"heartbeat_at": context.now}
     if phase is not None:
@@ -127,8 +129,8 @@ def heartbeat(
     context: Context,
     running: Sequence[RunRecord],
     progress: Mapping[int, Mapping[str, object]] = MappingProxyType({}),
-) -> list[int]:
-    """Store a heartbeat of many runs, in a few statements; return the ids of those that must stop, in order.
+) -> RunIdsToStop:
+    """Store the heartbeats of runs, in a few statements; return the ids of those that must stop, in order.
 
     `progress`: by run id, statistics that are merged into the stored ones; its item `phase` becomes the run's phase. A
     run gets its heartbeat only while it is RUNNING in the epoch that it claimed and its attempt is open. A run that
@@ -138,10 +140,10 @@ def heartbeat(
     alive: dict[int, RowMapping] = {}
     for attempt_ids in queries.batches(sorted(by_attempt)):
         open_ids = attempts.lock_unfinished(connection, attempt_ids)
-        alive |= _lock_current(connection, [by_attempt[attempt_id].run_id for attempt_id in open_ids])
+        alive |= _lock_current_rows(connection, [by_attempt[attempt_id].run_id for attempt_id in open_ids])
     if alive:
-        values = [_with_progress(alive[run_id], progress.get(run_id, {})) for run_id in sorted(alive)]
-        _update_locked(connection, values, context.now)
+        values = [_heartbeat_parameters(alive[run_id], progress.get(run_id, {})) for run_id in sorted(alive)]
+        _update_heartbeats(connection, values, context.now)
     return [run.run_id for run in running if run.run_id not in alive]
 
 
@@ -149,7 +151,7 @@ def succeed_unchanged(
     connection: Connection, context: Context, run: RunRecord, statistics: Mapping[str, object]
 ) -> RunRecord:
     """End a run as SUCCESS that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""
-    _end(connection, _current(connection, run), RunState.SUCCESS, context.now, statistics=dict(statistics))
+    _end_run(connection, _lock_current_run(connection, run), RunState.SUCCESS, context.now, statistics=dict(statistics))
     return get(connection, run.run_id)
 
 
@@ -172,7 +174,7 @@ def fail(connection: Connection, context: Context, run: RunRecord, error: ErrorT
     record = get(connection, run.run_id)
     if record.state is not RunState.RUNNING:
         return record
-    _end(connection, record, RunState.ERROR, context.now, **error.fields("error"))
+    _end_run(connection, record, RunState.ERROR, context.now, **error.fields("error"))
     return get(connection, run.run_id)
 
 
@@ -189,7 +191,7 @@ def cancel(connection: Connection, context: Context, run_id: int, reason: str) -
             Advice(AdviceKind.LIST_RUNS_AFTER_END),
         )
     queries.change(connection, topics_table, topic.id, epoch=topic.epoch + 1)
-    _end(connection, record, RunState.CANCELLED, context.now, **ErrorText(reason).fields("error"))
+    _end_run(connection, record, RunState.CANCELLED, context.now, **ErrorText(reason).fields("error"))
     return get(connection, run_id)
 
 
@@ -212,7 +214,7 @@ def expire_attempts(connection: Connection, context: Context, topic_id: int, old
 
 
 def get(connection: Connection, run_id: int) -> RunRecord:
-    """Return a run. Raises NotFound."""
+    """Return the compaction run of an id. Raises NotFound."""
     run = queries.find(connection, select(runs).where(runs.c.run_id == run_id), row_mapping.run)
     if run is None:
         raise _not_found(run_id)
@@ -220,7 +222,7 @@ def get(connection: Connection, run_id: int) -> RunRecord:
 
 
 def get_with_topic_name(connection: Connection, run_id: int) -> tuple[TopicName, RunRecord]:
-    """Return a run, with its topic's name. Raises NotFound."""
+    """Return the compaction run of an id, with its topic's name. Raises NotFound."""
     named_run = queries.find(connection, _NAMED.where(runs.c.run_id == run_id), _named_run)
     if named_run is None:
         raise _not_found(run_id)
@@ -253,7 +255,7 @@ def newest(
     return queries.fetch(connection, statement.order_by(runs.c.run_id.desc()).limit(limit), _named_run)
 
 
-def publisher(connection: Connection, topic_id: int, ledger_id: int) -> RunRecord | None:
+def publishing_run(connection: Connection, topic_id: int, ledger_id: int) -> RunRecord | None:
     """Return the run of the topic that published a compacted ledger; None: there is none."""
     published = (runs.c.topic_id == topic_id) & (runs.c.compacted_ledger_id == ledger_id)
     return queries.find(connection, select(runs).where(published), row_mapping.run)
@@ -271,8 +273,13 @@ def has_published(connection: Connection, topic_id: int, ledger_id: int) -> bool
 def succeed(
     connection: Connection, run: RunRecord, compacted_ledger_id: int, statistics: Mapping[str, object], now: int
 ) -> None:
-    """End a run as SUCCESS. Only for publishing.py, which has checked that the run is current."""
-    _end(connection, run, RunState.SUCCESS, now, statistics=dict(statistics), compacted_ledger_id=compacted_ledger_id)
+    """End a run as SUCCESS, with the compacted ledger that it published.
+
+    Only for publishing.py, which has checked that the run is current.
+    """
+    _end_run(
+        connection, run, RunState.SUCCESS, now, statistics=dict(statistics), compacted_ledger_id=compacted_ledger_id
+    )
 
 
 def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
@@ -285,7 +292,7 @@ def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
 def running_error(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
     """Return the error that says that `run` is compacting the topic, and since when."""
     return CompactionRunning(
-        f"run {run.run_id} by {run.owner} is compacting {topic.name} since {shown_time(run.started_at)}",
+        f"run {run.run_id} by {run.owner} is compacting {topic.name} since {time_text(run.started_at)}",
         Advice(AdviceKind.WATCH_OR_CANCEL_RUN, {"run_id": run.run_id}),
     )
 
@@ -298,23 +305,26 @@ def _named_run(row: RowMapping) -> tuple[TopicName, RunRecord]:
     return TopicName.parse(row["topic_name"]), row_mapping.run(row)
 
 
-def _current(connection: Connection, run: RunRecord) -> RunRecord:
-    """Lock the run's topic and return the run as it is now. Raises Fenced if it may not continue."""
+def _lock_current_run(connection: Connection, run: RunRecord) -> RunRecord:
+    """Lock the run's topic and return the stored run. Raises Fenced unless the run is RUNNING in the topic's epoch."""
     topic = topics.lock(connection, run.topic_id)
     record = get(connection, run.run_id)
     check_run_is_current(topic, record)
     return record
 
 
-def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
+def _end_run(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
     attempts.finish_all(connection, [run.attempt_id], now)
     if state is RunState.SUCCESS:
         compaction_control_rows.clear_failures(connection, run.topic_id)
     queries.change(connection, runs, run.run_id, state=state.value, finished_at=now, **values)
 
 
-def _lock_current(connection: Connection, run_ids: Collection[int]) -> dict[int, RowMapping]:
-    """Lock the runs that are current, whose attempts are locked and open; return their rows by run id."""
+def _lock_current_rows(connection: Connection, run_ids: Collection[int]) -> dict[int, RowMapping]:
+    """Lock those of the runs that are RUNNING in the topic's epoch; return their rows by run id.
+
+    Their attempts are locked already.
+    """
     statement = (
         select(runs.c.run_id, runs.c.attempt_id, runs.c.phase, runs.c.statistics)
         .join(topics_table, topics_table.c.id == runs.c.topic_id)
@@ -329,16 +339,19 @@ def _lock_current(connection: Connection, run_ids: Collection[int]) -> dict[int,
     return {row["run_id"]: row for row in connection.execute(statement).mappings()}
 
 
-def _with_progress(row: RowMapping, progress: Mapping[str, object]) -> dict[str, object]:
-    """Return the parameters of `_update_locked` for one run."""
+def _heartbeat_parameters(row: RowMapping, progress: Mapping[str, object]) -> dict[str, object]:
+    """Return the parameters of `_update_heartbeats` for one run: its progress merged into its stored statistics."""
     statistics = {**row["statistics"], **progress}
     phase = statistics.pop("phase", row["phase"])
     key = {"this_run": row["run_id"], "this_attempt": row["attempt_id"]}
     return {**key, "new_phase": phase, "merged": statistics}
 
 
-def _update_locked(connection: Connection, values: Sequence[Mapping[str, object]], now: int) -> None:
-    """Update each run and each attempt once. All of them are locked."""
+def _update_heartbeats(connection: Connection, values: Sequence[Mapping[str, object]], now: int) -> None:
+    """Store the heartbeats of locked runs and of their attempts, and the runs' phases and statistics.
+
+    Each row is updated once.
+    """
     run = update(runs).where(runs.c.run_id == bindparam("this_run"))
     changed = run.values(heartbeat_at=now, phase=bindparam("new_phase"), statistics=bindparam("merged"))
     connection.execute(changed, values)

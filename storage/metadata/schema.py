@@ -43,18 +43,18 @@ def upgrade(database: Database, clock: Clock) -> None:
     if file is not None:
         if file.exists():
             with database.read() as connection:
-                if _revisions(connection) == {newest_revision()}:
+                if _stored_revisions(connection) == {newest_revision()}:
                     return
-        _make_folder(file, database)
+        _create_sqlite_file(file, database)
     from alembic import command
 
     with database.write() as connection:
         if database.dialect == POSTGRESQL:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
-        revisions = _revisions(connection)
+        revisions = _stored_revisions(connection)
         config = alembic_config()
-        if not _known(revisions, config):
-            raise _newer(database, revisions)
+        if not _are_known(revisions, config):
+            raise _newer_schema_error(database, revisions)
         if revisions != {newest_revision()}:
             _refuse_running_services(connection, database, clock)
         config.attributes["connection"] = connection
@@ -67,18 +67,18 @@ def check(database: Database) -> None:
     if file is not None and not file.exists():
         raise Misconfigured(f"the database {database.redacted_url} does not exist", UPGRADE_REMEDY)
     with database.read() as connection:
-        revisions = _revisions(connection)
+        revisions = _stored_revisions(connection)
     if revisions == {newest_revision()}:
         return
     if not revisions:
         raise Misconfigured(f"the database {database.redacted_url} has no tables of ours", UPGRADE_REMEDY)
-    if _known(revisions, alembic_config()):
+    if _are_known(revisions, alembic_config()):
         raise Misconfigured(
-            f"the database {database.redacted_url} has the schema of an older compactor ({_listed(revisions)}, not "
-            f"{newest_revision()})",
+            f"the database {database.redacted_url} has the schema of an older compactor "
+            f"({_revisions_text(revisions)}, not {newest_revision()})",
             UPGRADE_REMEDY,
         )
-    raise _newer(database, revisions)
+    raise _newer_schema_error(database, revisions)
 
 
 def newest_revision() -> str:
@@ -115,27 +115,27 @@ def alembic_config() -> Config:
     return config
 
 
-def _revisions(connection: Connection) -> set[str]:
+def _stored_revisions(connection: Connection) -> set[str]:
     """Return the revisions that Alembic has stored; none in a database without its table."""
     if not inspect(connection).has_table(_VERSIONS):
         return set()
     return {str(revision) for revision in connection.scalars(text(f"SELECT version_num FROM {_VERSIONS}"))}  # noqa: S608
 
 
-def _known(revisions: set[str], config: Config) -> bool:
+def _are_known(revisions: set[str], config: Config) -> bool:
     from alembic.script import ScriptDirectory
 
     return revisions <= {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
 
 
-def _newer(database: Database, revisions: set[str]) -> Misconfigured:
+def _newer_schema_error(database: Database, revisions: set[str]) -> Misconfigured:
     return Misconfigured(
-        f"the database {database.redacted_url} has the schema of a newer compactor ({_listed(revisions)})",
+        f"the database {database.redacted_url} has the schema of a newer compactor ({_revisions_text(revisions)})",
         "use that version, or another database",
     )
 
 
-def _listed(revisions: set[str]) -> str:
+def _revisions_text(revisions: set[str]) -> str:
     return ", ".join(sorted(revisions))
 
 
@@ -143,7 +143,7 @@ def _sqlite_file(database: Database) -> Path | None:
     return Path(database.url.database or "") if database.dialect == SQLITE else None
 
 
-def _make_folder(file: Path, database: Database) -> None:
+def _create_sqlite_file(file: Path, database: Database) -> None:
     try:
         if not file.parent.is_dir():
             create_private_folder(file.parent)

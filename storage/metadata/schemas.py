@@ -45,31 +45,31 @@ def outlines(connection: Connection, topic: TopicName) -> list[SchemaOutline]:
     """Return all versions of a topic's schema without their definitions, oldest first."""
     size = func.length(schemas.c.data)
     columns = (schemas.c.version, schemas.c.type, size, schemas.c.created_at)
-    query = select(*columns).where(_of(topic)).order_by(schemas.c.version)
+    query = select(*columns).where(_condition_of_topic(topic)).order_by(schemas.c.version)
     return [SchemaOutline(*row) for row in connection.execute(query)]
 
 
 def versions(connection: Connection, topic: TopicName, versions: Collection[int]) -> list[SchemaRecord]:
     """Return those of the versions `versions` of a topic's schema that exist, with definitions, oldest first."""
-    query = select(schemas).where(_of(topic), schemas.c.version.in_(versions)).order_by(schemas.c.version)
-    return queries.fetch(connection, query, _record)
+    query = select(schemas).where(_condition_of_topic(topic), schemas.c.version.in_(versions))
+    return queries.fetch(connection, query.order_by(schemas.c.version), _record)
 
 
 def find_by_data(connection: Connection, topic: TopicName, kind: int, data: bytes) -> SchemaRecord | None:
     """Return the oldest version of a topic's schema of type `kind` and of exactly these bytes; None: there is none."""
-    query = select(schemas).where(_of(topic), schemas.c.type == kind, schemas.c.data == data)
+    query = select(schemas).where(_condition_of_topic(topic), schemas.c.type == kind, schemas.c.data == data)
     return queries.find(connection, query.order_by(schemas.c.version).limit(1), _record)
 
 
 def add(connection: Connection, context: Context, topic: TopicName, schema: SchemaRecord, version: int) -> bool:
-    """Store `schema` as that version. Its own `version` and `created_at` are ignored.
+    """Store `schema` as the version `version` of a topic's schema. Its own `version` and `created_at` are ignored.
 
     Returns False if that version exists.
     """
     return queries.insert_new(
         connection,
         schemas,
-        topic=_scope(topic),
+        topic=_name_of_schema_topic(topic),
         version=version,
         type=schema.type,
         name=schema.name,
@@ -81,21 +81,21 @@ def add(connection: Connection, context: Context, topic: TopicName, schema: Sche
 
 def delete_all(connection: Connection, topic: TopicName) -> SchemaVersion | None:
     """Delete all versions of a topic's schema. Returns the newest of them; None: there was none."""
-    newest = connection.execute(select(func.max(schemas.c.version)).where(_of(topic))).scalar_one()
+    newest = connection.execute(select(func.max(schemas.c.version)).where(_condition_of_topic(topic))).scalar_one()
     remove(connection, topic)
     return None if newest is None else int(newest)
 
 
 def remove(connection: Connection, topic: TopicName) -> None:
     """Delete all versions of a topic's schema. Idempotent."""
-    connection.execute(delete(schemas).where(_of(topic)))
+    connection.execute(delete(schemas).where(_condition_of_topic(topic)))
 
 
-def _of(topic: TopicName) -> ColumnElement[bool]:
-    return schemas.c.topic == _scope(topic)
+def _condition_of_topic(topic: TopicName) -> ColumnElement[bool]:
+    return schemas.c.topic == _name_of_schema_topic(topic)
 
 
-def _scope(topic: TopicName) -> str:
+def _name_of_schema_topic(topic: TopicName) -> str:
     return str(topic.partitioned_topic or topic)
 
 

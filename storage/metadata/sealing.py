@@ -49,7 +49,7 @@ def claim(
     """
     topics.lock(connection, topic_id)
     rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
-    claims = _open_claims(connection, rolled)
+    claims = _lock_unfinished_claims(connection, rolled)
     alive = {
         attempt.attempt_id
         for attempt in claims.values()
@@ -61,7 +61,7 @@ def claim(
         if segment.log_uid == log_uid
         and segment.ledger_id not in excluded_ids
         and (below_offset is None or segment.first_offset < below_offset)
-        and (include_abandoned or not _tries(segment, claims) >= MAX_SEALING_TRIES)
+        and (include_abandoned or not _counted_tries(segment, claims) >= MAX_SEALING_TRIES)
     )
     free = next((segment for segment in candidates if segment.sealing_attempt_id not in alive), None)
     if free is None:
@@ -69,7 +69,7 @@ def claim(
     if free.sealing_attempt_id is not None:
         attempts.finish(connection, context, free.sealing_attempt_id)
     attempt = attempts.begin(connection, context, topic_id, AttemptKind.SEAL, owner)
-    values = {"sealing_attempt_id": attempt.attempt_id, "sealing_tries": _tries(free, claims) + 1}
+    values = {"sealing_attempt_id": attempt.attempt_id, "sealing_tries": _counted_tries(free, claims) + 1}
     queries.change(connection, segments_table, free.ledger_id, **values)
     claimed = segments.find(connection, topic_id, free.ledger_id)
     assert claimed is not None
@@ -91,7 +91,7 @@ def release(connection: Connection, context: Context, attempt: Attempt) -> None:
 
 
 def seal(connection: Connection, context: Context, attempt: Attempt, ledger: LedgerRecord) -> None:
-    """Let a ledger, whose objects exist, replace the segment of its id, and finish the attempt.
+    """Replace a rolled segment by the ledger of the same id, whose objects exist, and finish the attempt.
 
     Raises TopicNotFound; Fenced if the attempt was finished as dead, or another has claimed or sealed the segment.
     """
@@ -130,24 +130,24 @@ def removable_segments(
     )
     if topic_id is not None:
         statement = statement.where(segments_table.c.topic_id == topic_id)
-    return segments.with_topics(connection, statement)
+    return segments.fetch_with_topics(connection, statement)
 
 
-def purge(connection: Connection, topic_id: int, ledger_id: int) -> None:
+def purge_segment(connection: Connection, topic_id: int, ledger_id: int) -> None:
     """Delete the row of a sealed segment whose file was removed. Idempotent. Raises TopicNotFound."""
     topic = topics.lock(connection, topic_id)
     segments.remove(connection, topic, ledger_id, SegmentState.SEALED, "seal it before its row is purged")
 
 
-def _open_claims(connection: Connection, rolled: Sequence[SegmentRecord]) -> dict[str, Attempt]:
-    """Return the open attempts on those segments, by id, locked, so that none gets a heartbeat meanwhile."""
+def _lock_unfinished_claims(connection: Connection, rolled: Sequence[SegmentRecord]) -> dict[str, Attempt]:
+    """Lock the unfinished attempts to seal these segments, so that none gets a heartbeat; return them by attempt id."""
     claimed = {segment.sealing_attempt_id for segment in rolled if segment.sealing_attempt_id is not None}
     open_ids = attempts.lock_unfinished(connection, claimed)
     statement = select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ids))
     return {attempt.attempt_id: attempt for attempt in queries.fetch(connection, statement, row_mapping.attempt)}
 
 
-def _tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:
-    """Return the number of tries; the last one does not count if its claim is open and its process is alive."""
+def _counted_tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:
+    """Return the tries to seal a segment that count: the last does not if its claim is open and its process lives."""
     last = claims.get(segment.sealing_attempt_id or "")
     return segment.sealing_tries - (last is not None and is_alive_here(last.owner))

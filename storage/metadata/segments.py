@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, bindparam, delete, insert, literal, s
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import leases, ledgers, queries, row_mapping, topic_work, topics
-from storage.metadata.invariants import check_open_segment, check_roll
+from storage.metadata.invariants import check_new_segment, check_roll
 from storage.metadata.liveness import LEASE_TTL_MS, live_expiry_bounds
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicActiveSegment, TopicRecord
 from storage.metadata.tables import deleted_topics, leases as leases_table, segments, topics as topics_table
@@ -47,7 +47,7 @@ _ROLL_REQUESTS = union_all(
 
 
 class RollRequests(NamedTuple):
-    """The ids of topics whose writer has something to do.
+    """The ids of topics whose writers must act.
 
     `requested`: a roll of them is requested; `deleted`: they were deleted lately.
     """
@@ -60,17 +60,17 @@ class RollRequests(NamedTuple):
 
 
 def open_segment(connection: Connection, _: Context, lease: Lease, segment: SegmentRecord) -> None:
-    """Make a segment, whose file exists, the topic's open one.
+    """Insert a segment, whose file exists, as the topic's open one.
 
     Raises Fenced if the lease was overtaken or the topic has moved on.
     """
     topic = leases.lock_topic(connection, lease)
-    check_open_segment(topic, ledgers.last_id(connection, topic.id), find_open(connection, topic.id), segment)
+    check_new_segment(topic, ledgers.last_id(connection, topic.id), find_open(connection, topic.id), segment)
     connection.execute(insert(segments).values(**row_mapping.segment_values(topic.id, segment)))
 
 
 def restore(connection: Connection, context: Context, lease: Lease, segment: SegmentRecord) -> None:
-    """Make a segment, whose row was lost, the topic's open one again, under the ledger id that its file has.
+    """Insert a segment, whose row was lost, as the topic's open one again, under the ledger id that its file has.
 
     Ids that are allocated later are higher. Raises Conflict if another ledger has the id, or the topic has a higher
     one; Fenced as `open_segment`.
@@ -89,7 +89,7 @@ def has_opened(connection: Connection, _: None, lease: Lease, segment: SegmentRe
 def roll(
     connection: Connection, context: Context, lease: Lease, ledger_id: int, content: SegmentContent
 ) -> SegmentRecord:
-    """Close the open segment, which is flushed and holds `content`: the topic continues after it.
+    """Change a topic's open segment, which is flushed and holds `content`, to rolled: the topic continues after it.
 
     A request to roll the topic ends with this. Idempotent for the same content. Returns the segment afterwards. Raises
     Fenced.
@@ -120,14 +120,14 @@ def has_rolled(connection: Connection, _: SegmentRecord, lease: Lease, ledger_id
 
 
 def drop_empty(connection: Connection, lease: Lease, ledger_id: int) -> None:
-    """Delete the row of an open segment that holds nothing, and end a request to roll the topic.
+    """Delete the row of a topic's open segment that holds no message, and the request to roll the topic.
 
     Idempotent. Raises Fenced.
     """
     topic = leases.lock_topic(connection, lease)
     only = "only an open segment that holds nothing may be dropped"
     remove(connection, topic, ledger_id, SegmentState.OPEN, only)
-    _set_request(connection, topic.id, None)
+    _set_roll_requested_at(connection, topic.id, None)
 
 
 def request_roll(connection: Connection, context: Context, topic_id: int) -> None:
@@ -136,13 +136,13 @@ def request_roll(connection: Connection, context: Context, topic_id: int) -> Non
     Raises TopicNotFound.
     """
     topic = topics.lock(connection, topic_id)
-    if not roll_requested(connection, topic.id):
-        _set_request(connection, topic.id, context.now)
+    if not is_roll_requested(connection, topic.id):
+        _set_roll_requested_at(connection, topic.id, context.now)
 
 
 def clear_roll_request(connection: Connection, lease: Lease) -> None:
-    """End a request to roll the topic when there is nothing to roll. Raises Fenced."""
-    _set_request(connection, leases.lock_topic(connection, lease).id, None)
+    """Delete the request to roll a topic, for a writer that has nothing to roll. Raises Fenced."""
+    _set_roll_requested_at(connection, leases.lock_topic(connection, lease).id, None)
 
 
 def check_open(connection: Connection, lease: Lease, ledger_id: int | None) -> None:
@@ -184,7 +184,7 @@ def find_open(connection: Connection, topic_id: int) -> SegmentRecord | None:
 
 
 def active_segments(connection: Connection, topic_ids: Sequence[int]) -> list[TopicActiveSegment]:
-    """Return the topics with their open segments, in a few statements; deleted topics are left out."""
+    """Return topics, each with its open segment or None, in a few statements; deleted topics are left out."""
     active: list[TopicActiveSegment] = []
     for ids in queries.batches(topic_ids):
         opened = select(segments).where(_IS_OPEN, segments.c.topic_id.in_(ids))
@@ -194,7 +194,7 @@ def active_segments(connection: Connection, topic_ids: Sequence[int]) -> list[To
     return active
 
 
-def roll_requested(connection: Connection, topic_id: int) -> bool:
+def is_roll_requested(connection: Connection, topic_id: int) -> bool:
     """Return whether a roll of the topic is requested. Raises TopicNotFound."""
     return topics.value_of(connection, topic_id, topics_table.c.roll_requested_at) is not None
 
@@ -223,7 +223,7 @@ def topics_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
 
 def open_segments_in(connection: Connection, log_uid: str) -> list[tuple[TopicRecord, SegmentRecord]]:
     """Return the open segments of a log directory, with their topics."""
-    return with_topics(connection, select(segments).where(_IS_OPEN, segments.c.log_uid == log_uid))
+    return fetch_with_topics(connection, select(segments).where(_IS_OPEN, segments.c.log_uid == log_uid))
 
 
 def topics_with_segments(
@@ -286,14 +286,14 @@ def open_segments_without_writer(
         )
         .order_by(segments.c.created_at, segments.c.ledger_id)
     )
-    return with_topics(connection, statement)
+    return fetch_with_topics(connection, statement)
 
 
 # Parts of other transactions
 
 
 def remove(connection: Connection, topic: TopicRecord, ledger_id: int, state: SegmentState, refusal: str) -> None:
-    """Delete the segment's row, if there is one. The topic must be locked.
+    """Delete the row of a segment, if there is one. The topic must be locked.
 
     Raises AssertionError, with the text `refusal`, if the segment is not in `state`.
     """
@@ -304,12 +304,12 @@ def remove(connection: Connection, topic: TopicRecord, ledger_id: int, state: Se
     connection.execute(delete(segments).where(same))
 
 
-def with_topics(connection: Connection, statement: Select[Any]) -> list[tuple[TopicRecord, SegmentRecord]]:
-    """Return the segments that a statement selects, in its order, with their topics."""
+def fetch_with_topics(connection: Connection, statement: Select[Any]) -> list[tuple[TopicRecord, SegmentRecord]]:
+    """Execute a statement that selects segments; return them in its order, with their topics."""
     rows = connection.execute(statement).mappings().all()
     records = topics.by_ids(connection, {row["topic_id"] for row in rows})
     return [(records[row["topic_id"]], row_mapping.segment(row)) for row in rows]
 
 
-def _set_request(connection: Connection, topic_id: int, at: int | None) -> None:
+def _set_roll_requested_at(connection: Connection, topic_id: int, at: int | None) -> None:
     queries.change(connection, topics_table, topic_id, roll_requested_at=at)

@@ -51,7 +51,7 @@ def lost(connection: Connection, context: Context, dead_ms: int = SERVICE_DEAD_M
 
 
 def leave(connection: Connection, context: Context, name: str, dead_ms: int = SERVICE_DEAD_MS) -> None:
-    """Delete the row of a service that ends, and the rows of services that died long ago."""
+    """Delete the row of the service `name`, which ends, and the rows of services that died long ago."""
     connection.execute(delete(services).where(services.c.name == name))
     purge_dead(connection, context, dead_ms)
 
@@ -73,24 +73,24 @@ def acquire_leadership(connection: Connection, context: Context, name: str, ttl_
 
     Returns its token; None: another service leads.
     """
-    row = _locked(connection)
+    row = _lock_leadership(connection)
     if row.holder != name and is_held(row.holder, row.expires_at, ttl_ms, context.now):
         return None
     token = int(row.token) + 1
-    _set(connection, holder=name, token=token, expires_at=context.now + ttl_ms)
+    _update_leadership(connection, holder=name, token=token, expires_at=context.now + ttl_ms)
     return token
 
 
 def renew_leadership(connection: Connection, context: Context, token: int, ttl_ms: int) -> None:
-    """Start a new TTL now, also after the old one if no other service took the leadership. Raises Fenced."""
-    _check(_locked(connection), token)
-    _set(connection, expires_at=context.now + ttl_ms)
+    """Extend the leadership by a new TTL, also if it has expired and no other service took it. Raises Fenced."""
+    _check_token(_lock_leadership(connection), token)
+    _update_leadership(connection, expires_at=context.now + ttl_ms)
 
 
 def resign(connection: Connection, token: int) -> None:
-    """End the leadership; a leadership that was lost is not touched."""
-    if _locked(connection).token == token:
-        _set(connection, holder=None, expires_at=0)
+    """Release the leadership that has `token`; does nothing if it was lost."""
+    if _lock_leadership(connection).token == token:
+        _update_leadership(connection, holder=None, expires_at=0)
 
 
 def leader(connection: Connection, context: Context) -> str | None:
@@ -106,10 +106,10 @@ def check_leader(connection: Connection, token: int) -> None:
     meanwhile.
     """
     statement = select(leadership).where(leadership.c.role == SCHEDULER).with_for_update(read=True)
-    _check(connection.execute(statement).one(), token)
+    _check_token(connection.execute(statement).one(), token)
 
 
-def _check(row: Row[tuple[object, ...]], token: int) -> None:
+def _check_token(row: Row[tuple[object, ...]], token: int) -> None:
     if row.token != token or row.holder is None:
         state = f"{row.holder} leads now" if row.holder is not None else "it was released"
         raise Fenced(
@@ -117,9 +117,9 @@ def _check(row: Row[tuple[object, ...]], token: int) -> None:
         )
 
 
-def _locked(connection: Connection) -> Row[tuple[object, ...]]:
+def _lock_leadership(connection: Connection) -> Row[tuple[object, ...]]:
     return connection.execute(select(leadership).where(leadership.c.role == SCHEDULER).with_for_update()).one()
 
 
-def _set(connection: Connection, **values: object) -> None:
+def _update_leadership(connection: Connection, **values: object) -> None:
     queries.change(connection, leadership, SCHEDULER, **values)

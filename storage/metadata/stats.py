@@ -89,14 +89,15 @@ class TopicStatsRecord:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def of(connection: Connection, name: TopicName, *, with_ledgers: bool = False) -> TopicStatsRecord:
+def of_topic(connection: Connection, name: TopicName, *, with_ledgers: bool = False) -> TopicStatsRecord:
     """Return the statistics of a topic. Raises TopicNotFound.
 
     `with_ledgers`: with a LedgerSummary of each ledger, and the topic's properties.
     """
     topic = topics.by_name(connection, name)
     records = cursors.of_topic(connection, topic.id)
-    sums, backlogs = _sums(connection, topic.id, sorted({record.mark_delete_offset for record in records}))
+    marks = sorted({record.mark_delete_offset for record in records})
+    sums, backlogs = _ledger_sums_and_backlogs(connection, topic.id, marks)
     succeeded, failed = _last_runs(connection, topic.id)
     summaries = cursor_ranges.summaries(connection, topic, records)
     stats = []
@@ -112,13 +113,15 @@ def of(connection: Connection, name: TopicName, *, with_ledgers: bool = False) -
         compacted=cursors.serving_compacted_ledger(connection, topic.id),
         succeeded=succeeded,
         failed=failed,
-        ledgers=_lines(connection, topic.id) if with_ledgers else (),
+        ledgers=_ledger_summaries(connection, topic.id) if with_ledgers else (),
         properties=topics.properties(connection, topic.id) if with_ledgers else {},
     )
 
 
-def _sums(connection: Connection, topic_id: int, marks: Sequence[int]) -> tuple[LedgerSums, dict[int, tuple[int, int]]]:
-    """Return the sums over all ledgers, and by mark: the bytes after it and the oldest publish time in them."""
+def _ledger_sums_and_backlogs(
+    connection: Connection, topic_id: int, marks: Sequence[int]
+) -> tuple[LedgerSums, dict[int, tuple[int, int]]]:
+    """Return the sums over all ledgers; and by mark-delete offset, the bytes after it and their oldest publish time."""
     parameters = {"topic": topic_id, **{f"mark_{number}": mark for number, mark in enumerate(marks)}}
     row = connection.execute(_sums_statement(len(marks)), parameters).mappings().one()
     after_marks = {mark: (row[f"bytes_{number}"], row[f"oldest_{number}"]) for number, mark in enumerate(marks)}
@@ -127,7 +130,10 @@ def _sums(connection: Connection, topic_id: int, marks: Sequence[int]) -> tuple[
 
 @lru_cache(maxsize=64)
 def _sums_statement(marks: int) -> Select[Any]:
-    """Return the statement for a number of marks. Cached: building it costs as much as executing it."""
+    """Return the statement that selects the sums, for a number of mark-delete offsets.
+
+    Cached: building it costs as much as executing it.
+    """
     columns: list[Any] = [
         *(queries.total(ledgers.c[name]).label(name) for name in ("entries", "logical_bytes")),
         func.min(ledgers.c.first_offset).label("first_offset"),
@@ -155,7 +161,7 @@ _LINES = (
 )
 
 
-def _lines(connection: Connection, topic_id: int) -> tuple[LedgerSummary, ...]:
+def _ledger_summaries(connection: Connection, topic_id: int) -> tuple[LedgerSummary, ...]:
     return tuple(
         LedgerSummary(ledger_id, entries, size, created_at, MessageId(*message_id))
         for ledger_id, entries, size, created_at, *message_id in connection.execute(_LINES, {"topic": topic_id})
@@ -177,7 +183,7 @@ _LAST_RUNS = select(runs).where(runs.c.run_id.in_(_SUCCEEDED.union_all(_FAILED))
 
 
 def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
-    """Return the last run that succeeded, and the last that did not."""
+    """Return the topic's last run that succeeded, and the last that failed or was cancelled; None: there is none."""
     last = queries.fetch(connection, _LAST_RUNS, row_mapping.run, {"topic": topic_id})
     succeeded = next((run for run in last if run.state is RunState.SUCCESS), None)
     return succeeded, next((run for run in last if run.state is not RunState.SUCCESS), None)

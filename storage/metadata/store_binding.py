@@ -34,13 +34,13 @@ class StoreBindingRecord:
 
 
 def find(connection: Connection) -> StoreBindingRecord | None:
-    """Return the binding; None: this database has never written to a store."""
+    """Return the binding of the object store; None: this database has never written to one."""
     row = connection.execute(select(store_bindings).where(store_bindings.c.role == OBJECTS)).one_or_none()
     return None if row is None else StoreBindingRecord(row.uid, row.url, row.bound_at is not None)
 
 
 def ensure(connection: Connection, url: str) -> StoreBindingRecord:
-    """Return the binding; if there is none, insert one with a new uid, unconfirmed."""
+    """Return the binding of the object store; if there is none, insert one with a new uid, unconfirmed."""
     queries.insert_new(connection, store_bindings, role=OBJECTS, uid=new_uid(), url=url, bound_at=None)
     record = find(connection)
     assert record is not None
@@ -48,7 +48,7 @@ def ensure(connection: Connection, url: str) -> StoreBindingRecord:
 
 
 def confirm(connection: Connection, context: Context, uid: str, url: str) -> None:
-    """Confirm that the store at `url`, which holds the uid, is this database's. Call `ensure` before."""
+    """Store that the object store at `url` holds the uid, and is this database's. Call `ensure` before."""
     queries.change(connection, store_bindings, OBJECTS, uid=uid, url=url, bound_at=context.now)
 
 
@@ -72,15 +72,15 @@ def knows_topic(connection: Connection, uid: str) -> bool:
 
 
 def has_passed_trial(connection: Connection, location: str) -> bool:
-    """Return whether the store at `location` has passed its trial.
+    """Return whether the object store at `location` has passed its trial.
 
     `location`: as `store_trial.location_text` returns it.
     """
     return queries.exists(connection, store_trials, store_trials.c.location == location)
 
 
-def record_trial(connection: Connection, context: Context, location: str) -> None:
-    """Store that the store at the location has passed its trial. Idempotent."""
+def record_passed_trial(connection: Connection, context: Context, location: str) -> None:
+    """Record that the object store at a location has passed its trial. Idempotent."""
     queries.insert_new(connection, store_trials, location=location, passed_at=context.now)
 
 

@@ -52,10 +52,10 @@ class TopicStore(Store):
     all = reads(topics.all_topics)
     by_ids = reads(topics.by_ids)
     by_uid = reads(topics.by_uid)
-    page = reads(topics.page_of)
+    page_by_id = reads(topics.page_by_id)
     page_by_uid = reads(topics.page_by_uid)
     in_namespace = reads(topics.in_namespace)
-    with_tables = reads(topics.with_tables)
+    with_iceberg_tables = reads(topics.with_iceberg_tables)
     summaries = reads(topics.summaries)
     producer_epoch = reads(topics.producer_epoch)
     raise_producer_epoch = writes(topics.raise_producer_epoch)
@@ -64,10 +64,10 @@ class TopicStore(Store):
 
     def in_pages(self, page_size: int) -> Iterator[list[TopicRecord]]:
         """Yield all topics by id, `page_size` at a time; each page is of its own moment."""
-        page = self.page(-1, page_size)
+        page = self.page_by_id(-1, page_size)
         while page:
             yield page
-            page = self.page(page[-1].id, page_size)
+            page = self.page_by_id(page[-1].id, page_size)
 
 
 class TenancyStore(Store):
@@ -92,7 +92,7 @@ class TenancyStore(Store):
     ensure_topic = writes(tenancy.ensure_topic)
     create_topic = writes(tenancy.create_topic)
     deleted_topic = reads(topic_deletion.find_deleted)
-    uncollected_topics = reads(topic_deletion.uncollected)
+    uncollected_topics = reads(topic_deletion.uncollected_topics)
     set_collected = writes(topic_deletion.set_collected)
     check_no_writer = reads(topic_deletion.check_no_writer)
     delete_unused_topic = writes(topic_deletion.delete_unused_topic)
@@ -122,24 +122,24 @@ class PolicyStore(Store):
     _change = writes(policy_store.change)
     readable_of_scope = reads(policy_store.readable_of_scope)
     readable_of_scopes = reads(policy_store.readable_of_scopes)
-    stored_of_scope = reads(policy_store.stored_of_scope)
+    of_scope = reads(policy_store.of_scope)
     effective = reads(policy_store.effective)
-    resolved = reads(policy_store.resolved)
+    resolve_policies = reads(policy_store.resolve_policies)
     inherited_policies = reads(policy_store.inherited_policies)
     smallest_value = reads(policy_store.smallest_value)
     resolver = reads(policy_store.resolver)
     resolver_of = reads(policy_store.resolver_of)
-    unreadable = snapshots(policy_store.unreadable)
+    unreadable_policies = snapshots(policy_store.unreadable_policies)
 
     def change(
         self, scopes: Collection[str], values: Mapping[str, object], removed: Collection[str] | None = ()
     ) -> None:
         """Set and remove policies in each of these scopes, all or none. `values`: texts or JSON values, by name.
 
-        `removed`: names; None: all that a scope has. Raises InvalidInput for a name or value that is not allowed,
-        before it waits for the database; and the errors of `policy_store.change`.
+        `removed`: names of policies; None: all that a scope has. Raises InvalidInput for a name or value that is not
+        allowed, before it waits for the database; and the errors of `policy_store.change`.
         """
-        new = policy_store.parsed(values)
+        new = policy_store.parse_values(values)
         old = None if removed is None else {policies.policy(name).name for name in removed}
         self._change(scopes, new, old)
 
@@ -206,7 +206,7 @@ class SegmentStore(Store):
     of_topic = reads(segments.of_topic)
     find_open = reads(segments.find_open)
     active_segments = reads(segments.active_segments)
-    roll_requested = reads(segments.roll_requested)
+    is_roll_requested = reads(segments.is_roll_requested)
     roll_requests = reads(segments.roll_requests)
     topics_to_roll = reads(segments.topics_to_roll)
     open_segments_in = snapshots(segments.open_segments_in)
@@ -226,7 +226,7 @@ class SealingStore(Store):
         sealing.seal, sealing.has_sealed, lambda attempt, ledger: f"whether ledger {ledger.ledger_id} was sealed"
     )
     removable_segments = snapshots(sealing.removable_segments)
-    purge = writes(sealing.purge)
+    purge_segment = writes(sealing.purge_segment)
 
 
 class TrimmingStore(Store):
@@ -243,12 +243,12 @@ class TrimmingStore(Store):
         lambda topic_ids: f"whether topics {topic_ids} were truncated",
         Failpoint.TRUNCATED,
     )
-    trimmed = reads(trimming.trimmed)
+    trimmed_ledgers = reads(trimming.trimmed_ledgers)
     purge = writes(trimming.purge)
 
 
 class CursorStore(Store):
-    """Cursors and what they have acknowledged."""
+    """Cursors and their acknowledgements."""
 
     create = writes(cursors.create)
     ensure = writes(cursors.ensure)
@@ -297,7 +297,7 @@ class RunStore(Store):
     last = reads(runs.last)
     of_topic = reads(runs.of_topic)
     newest = reads(runs.newest)
-    publisher = reads(runs.publisher)
+    publishing_run = reads(runs.publishing_run)
     has_published = reads(runs.has_published)
 
 
@@ -328,7 +328,7 @@ class CompactionControlStore(Store):
     record_success = writes(compaction_control.record_success)
 
     def request_dead_runs_again(self, by: str) -> list[TopicRecord]:
-        """Request again the runs that died with their worker, each once; return their topics."""
+        """Request a new run of each topic whose run died with its worker; return these topics."""
         requested = []
         for topic_id in self.topics_with_dead_run():
             with suppress(TopicNotFound):  # deleted meanwhile
@@ -339,17 +339,17 @@ class CompactionControlStore(Store):
 class CompactionBacklogStore(Store):
     """Compaction backlogs of topics."""
 
-    of = snapshots(compaction_backlogs.of)
+    of_topics = snapshots(compaction_backlogs.of_topics)
     of_all = snapshots(compaction_backlogs.of_all)
 
 
 class TopicWorkStore(Store):
-    """Queues of topics with work, and notes."""
+    """Queues of topics that the leader checks for work, and the leader's notes."""
 
-    begin_leading = writes(topic_work.begin_leading)
+    queue_for_new_leader = writes(topic_work.queue_for_new_leader)
     queue = writes(topic_work.queue)
-    note = reads(topic_work.note)
-    set_note = writes(topic_work.set_note)
+    leader_note = reads(topic_work.leader_note)
+    set_leader_note = writes(topic_work.set_leader_note)
     due = reads(topic_work.due)
     of_topics = reads(topic_work.of_topics)
     reschedule = writes(topic_work.reschedule)
@@ -369,7 +369,7 @@ class ServiceStore(Store):
     leader = reads(services.leader)
 
     def of_owner(self, owner: str) -> ServiceRecord | None:
-        """Return the live service whose process is `owner` (storage/owner.py); None: it is no live service."""
+        """Return the live service whose process is the owner `owner` (storage/owner.py); None: there is none."""
         return next((service for service in self.live() if same_process(service.name, owner)), None)
 
 
@@ -389,14 +389,16 @@ class ProducerSequenceStore(Store):
     of_topic = reads(producer_sequences.of_topic)
     store = writes(producer_sequences.store)
     replace = writes(producer_sequences.replace)
-    _end_producers = writes(producer_sequences.end_producers)
+    _delete_sequence_ids = writes(producer_sequences.delete_sequence_ids)
 
-    def end_producers(self, topic_id: int) -> None:
-        """Remove the sequence ids, if there are any: producers' entries are not deduplicated any more. Sources stay.
-        Raises TopicNotFound."""
+    def delete_sequence_ids(self, topic_id: int) -> None:
+        """Delete the stored sequence ids of a topic's producers, if there are any. Raises TopicNotFound.
+
+        Producers' entries are not deduplicated any more; the positions of source clusters stay.
+        """
         stored = self.of_topic(topic_id)
         if stored is not None and stored.highest is not None:
-            self._end_producers(topic_id)
+            self._delete_sequence_ids(topic_id)
 
 
 class MirrorStore(Store):
@@ -410,22 +412,22 @@ class MirrorStore(Store):
     pause = writes(mirrors.pause)
     resume = writes(mirrors.resume)
     fail = writes(mirrors.fail)
-    begin = writes(mirrors.begin)
-    note_epochs = writes(mirrors.note_epochs)
+    set_start_offset = writes(mirrors.set_start_offset)
+    store_epochs = writes(mirrors.store_epochs)
     clear_progress = writes(mirrors.clear_progress)
-    note_error = writes(mirrors.note_error)
-    report = writes(mirrors.report)
+    store_error = writes(mirrors.store_error)
+    store_progress = writes(mirrors.store_progress)
     remove = writes(mirrors.remove)
 
 
 class StatsStore(Store):
     """Statistics of topics."""
 
-    of = snapshots(stats.of)
+    of_topic = snapshots(stats.of_topic)
 
 
 class MetricsQueries(Store):
-    """The numbers of metrics."""
+    """Counts of topics, segments and runs, for metrics."""
 
     ping = reads(metrics_queries.ping)
     counts = snapshots(metrics_queries.counts)
@@ -447,4 +449,4 @@ class StoreBinding(Store):
     expected_object = reads(store_binding.expected_object)
     knows_topic = reads(store_binding.knows_topic)
     has_passed_trial = reads(store_binding.has_passed_trial)
-    record_trial = writes(store_binding.record_trial)
+    record_passed_trial = writes(store_binding.record_passed_trial)

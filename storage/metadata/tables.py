@@ -45,33 +45,33 @@ METADATA = MetaData(
 BIG_KEY = BigInteger().with_variant(Integer, "sqlite")
 
 
-def _integers(*names: str, nullable: bool = False) -> list[Column[int]]:
+def _integer_columns(*names: str, nullable: bool = False) -> list[Column[int]]:
     return [Column(name, BigInteger, nullable=nullable) for name in names]
 
 
-def _message_id(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
+def _message_id_columns(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
     parts = ("ledger_id", "entry_id", "partition", "batch_index")
-    return _integers(*(f"{prefix}_{part}" for part in parts), nullable=nullable)
+    return _integer_columns(*(f"{prefix}_{part}" for part in parts), nullable=nullable)
 
 
-def _position(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
-    return [*_integers(f"{prefix}_offset", nullable=nullable), *_message_id(prefix, nullable=nullable)]
+def _position_columns(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
+    return [*_integer_columns(f"{prefix}_offset", nullable=nullable), *_message_id_columns(prefix, nullable=nullable)]
 
 
-def _error_parts(prefix: str) -> list[Column[Any]]:
-    """Return the columns of an error besides its summary."""
+def _error_detail_columns(prefix: str) -> list[Column[Any]]:
+    """Return the columns of the detail and the advice of an error; its summary has a column of its own."""
     return [
         Column(f"{prefix}_detail", Text, nullable=False, server_default=""),
         Column(f"{prefix}_advice", JSON(none_as_null=True)),
     ]
 
 
-def _topic_key(*, primary_key: bool = False) -> Column[int]:
+def _topic_id_column(*, primary_key: bool = False) -> Column[int]:
     return Column("topic_id", BIG_KEY, ForeignKey("topics.id"), primary_key=primary_key, nullable=False)
 
 
-def _one_for_each_topic(name: str, table: Table, where: str) -> None:
-    """Add an index that forbids a second row of a topic that meets a condition."""
+def _add_unique_topic_index(name: str, table: Table, where: str) -> None:
+    """Add a unique index to a table: of each topic, at most one row meets the condition `where`."""
     condition = text(where)
     Index(name, table.c.topic_id, unique=True, sqlite_where=condition, postgresql_where=condition)
 
@@ -82,7 +82,7 @@ topics = Table(
     Column("id", BIG_KEY, primary_key=True),
     Column("uid", String(32), nullable=False, unique=True),
     Column("name", String, nullable=False, unique=True),
-    *_integers("hash_seed", "generation", "epoch", "next_offset", "created_at"),
+    *_integer_columns("hash_seed", "generation", "epoch", "next_offset", "created_at"),
     Column("start_offset", BigInteger, nullable=False, server_default="0"),
     Column("roll_requested_at", BigInteger),
     Column("properties", JSON, nullable=False, server_default="{}"),
@@ -168,9 +168,9 @@ sequences = Table(
 leases = Table(
     "leases",
     METADATA,
-    _topic_key(primary_key=True),
+    _topic_id_column(primary_key=True),
     Column("holder", String),
-    *_integers("token", "expires_at"),
+    *_integer_columns("token", "expires_at"),
 )
 """One row per topic, inserted with it. `holder` null: it is free; the token stays, so that it never starts again."""
 
@@ -178,10 +178,10 @@ attempts = Table(
     "attempts",
     METADATA,
     Column("attempt_id", String(32), primary_key=True),
-    _topic_key(),
+    _topic_id_column(),
     Column("kind", String(16), nullable=False),
     Column("holder", String, nullable=False),
-    *_integers("started_at", "heartbeat_at"),
+    *_integer_columns("started_at", "heartbeat_at"),
     Column("finished_at", BigInteger),
     Index(None, "topic_id"),
 )
@@ -190,14 +190,14 @@ ledgers = Table(
     "ledgers",
     METADATA,
     Column("ledger_id", BIG_KEY, primary_key=True, autoincrement=False),
-    _topic_key(),
-    *_integers("first_offset", "last_offset", "messages", "entries"),
-    *_message_id("last_message"),
-    *_integers("logical_bytes", "min_publish_time", "max_publish_time"),
+    _topic_id_column(),
+    *_integer_columns("first_offset", "last_offset", "messages", "entries"),
+    *_message_id_columns("last_message"),
+    *_integer_columns("logical_bytes", "min_publish_time", "max_publish_time"),
     Column("rows_name", String, nullable=False),
-    *_integers("rows_size", "rows_crc32c", "footer_size"),
+    *_integer_columns("rows_size", "rows_crc32c", "footer_size"),
     Column("index_name", String, nullable=False),
-    *_integers("index_offset", "index_length"),
+    *_integer_columns("index_offset", "index_length"),
     Column("index_directory", LargeBinary, nullable=False),
     Column("attempt_id", String(32), nullable=False),
     Column("created_at", BigInteger, nullable=False),
@@ -211,23 +211,25 @@ segments = Table(
     "segments",
     METADATA,
     Column("ledger_id", BIG_KEY, primary_key=True, autoincrement=False),
-    _topic_key(),
+    _topic_id_column(),
     Column("first_offset", BigInteger, nullable=False),
     Column("log_uid", String(32), nullable=False),
     Column("state", String(16), nullable=False),
     Column("created_at", BigInteger, nullable=False),
-    *_integers("rolled_at", "sealed_at", nullable=True),
+    *_integer_columns("rolled_at", "sealed_at", nullable=True),
     Column("sealing_attempt_id", String(32)),
     Column("sealing_tries", BigInteger, nullable=False, server_default="0"),
     Column("last_offset", BigInteger),
-    *_message_id("last_message", nullable=True),
-    *_integers("messages", "entries", "logical_bytes", "min_publish_time", "max_publish_time", "size", nullable=True),
+    *_message_id_columns("last_message", nullable=True),
+    *_integer_columns(
+        "messages", "entries", "logical_bytes", "min_publish_time", "max_publish_time", "size", nullable=True
+    ),
     UniqueConstraint("topic_id", "first_offset"),
 )
 """Unsealed segments: OPEN, then ROLLED, then SEALED, when the ledger of the same id has replaced it and the file waits
 to be removed; then the row is deleted. Columns that are null have values from ROLLED on. `sealing_tries`: the number of
 sealing claims that ended neither with a ledger nor with a release, because the sealer died."""
-_one_for_each_topic("uq_segments_open", segments, "state = 'OPEN'")
+_add_unique_topic_index("uq_segments_open", segments, "state = 'OPEN'")
 
 policies = Table(
     "policies",
@@ -241,9 +243,9 @@ policies = Table(
 cursors = Table(
     "cursors",
     METADATA,
-    _topic_key(primary_key=True),
+    _topic_id_column(primary_key=True),
     Column("name", String, primary_key=True),
-    *_position("mark_delete", nullable=True),
+    *_position_columns("mark_delete", nullable=True),
     Column("properties", JSON, nullable=False),
     Column("life", String(32), nullable=False, server_default=""),
 )
@@ -252,7 +254,7 @@ cursors = Table(
 cursor_ranges = Table(
     "cursor_ranges",
     METADATA,
-    _topic_key(primary_key=True),
+    _topic_id_column(primary_key=True),
     Column("name", String, primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("acknowledged", LargeBinary, nullable=False),
@@ -263,29 +265,29 @@ compacted_ledgers = Table(
     "compacted_ledgers",
     METADATA,
     Column("ledger_id", BIG_KEY, primary_key=True, autoincrement=False),
-    _topic_key(),
+    _topic_id_column(),
     Column("generation", BigInteger, nullable=False),
-    *_position("horizon"),
+    *_position_columns("horizon"),
     Column("manifest_name", String, nullable=False),
-    *_integers("manifest_size", "manifest_crc32c", "messages", "logical_bytes", "stored_bytes"),
-    *_message_id("last_message", nullable=True),
+    *_integer_columns("manifest_size", "manifest_crc32c", "messages", "logical_bytes", "stored_bytes"),
+    *_message_id_columns("last_message", nullable=True),
     Column("attempt_id", String(32), nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("retired_at", BigInteger),
     Column("table_metadata_name", String),
-    *_integers("table_metadata_size", "table_metadata_crc32c", nullable=True),
-    *_integers("source_horizon_ledger_id", "source_horizon_entry_id", nullable=True),
+    *_integer_columns("table_metadata_size", "table_metadata_crc32c", nullable=True),
+    *_integer_columns("source_horizon_ledger_id", "source_horizon_entry_id", nullable=True),
     UniqueConstraint("topic_id", "generation"),
 )
 """Compacted ledgers. `table_metadata_…`: the metadata of the topic's Iceberg table; null: it has none.
 `source_horizon_…`: the position of the horizon at the source of a replicated topic; null: it is unknown."""
-_one_for_each_topic("uq_compacted_ledgers_serving", compacted_ledgers, "retired_at IS NULL")
+_add_unique_topic_index("uq_compacted_ledgers_serving", compacted_ledgers, "retired_at IS NULL")
 
 pins = Table(
     "pins",
     METADATA,
     Column("pin_id", String(32), primary_key=True),
-    _topic_key(),
+    _topic_id_column(),
     Column("ledger_id", BIG_KEY, ForeignKey("compacted_ledgers.ledger_id"), nullable=False),
     Column("holder", String, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
@@ -298,30 +300,30 @@ runs = Table(
     "runs",
     METADATA,
     Column("run_id", BIG_KEY, primary_key=True),
-    _topic_key(),
+    _topic_id_column(),
     Column("attempt_id", String(32), nullable=False, unique=True),
     Column("holder", String, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("state", String(16), nullable=False),
     Column("phase", String, nullable=False),
     Column("policies", JSON, nullable=False),
-    *_integers("started_at", "heartbeat_at"),
+    *_integer_columns("started_at", "heartbeat_at"),
     Column("finished_at", BigInteger),
     Column("error", Text, nullable=False),
-    *_error_parts("error"),
-    *_position("horizon", nullable=True),
+    *_error_detail_columns("error"),
+    *_position_columns("horizon", nullable=True),
     Column("compacted_ledger_id", BigInteger),
     Column("statistics", JSON, nullable=False),
     Column("cause", String, nullable=False, server_default=""),
     Index(None, "topic_id", "run_id"),
     sqlite_autoincrement=True,
 )
-_one_for_each_topic("uq_runs_running", runs, "state = 'RUNNING'")
+_add_unique_topic_index("uq_runs_running", runs, "state = 'RUNNING'")
 
 controls = Table(
     "controls",
     METADATA,
-    _topic_key(primary_key=True),
+    _topic_id_column(primary_key=True),
     Column("requested_at", BigInteger),
     Column("requested_by", String, nullable=False, server_default=""),
     Column("cause", String, nullable=False, server_default=""),
@@ -330,7 +332,7 @@ controls = Table(
     Column("failures", BigInteger, nullable=False, server_default="0"),
     Column("retry_at", BigInteger),
     Column("last_error", Text, nullable=False, server_default=""),
-    *_error_parts("last_error"),
+    *_error_detail_columns("last_error"),
     Index(None, "requested_at"),
 )
 """Requests, pauses and failures of a topic's compaction; a topic without a row has none. `aborting_run_id`: a run that
@@ -339,9 +341,9 @@ a pause or an abort has ended, and whose worker has not stopped yet."""
 topic_work = Table(
     "topic_work",
     METADATA,
-    _topic_key(primary_key=True),
+    _topic_id_column(primary_key=True),
     Column("kind", String(16), primary_key=True),
-    *_integers("due_at", "changes"),
+    *_integer_columns("due_at", "changes"),
     Index(None, "kind", "due_at"),
 )
 """Queues of topics with work, one for each kind (topic_work.py). `due_at`: when the topic is to be checked; `changes`:
@@ -380,7 +382,7 @@ services = Table(
     Column("name", String, primary_key=True),
     Column("url", String, nullable=False),
     Column("log_uid", String(32)),
-    *_integers("started_at", "heartbeat_at"),
+    *_integer_columns("started_at", "heartbeat_at"),
     Column("broker_service_url", String),
     Column("broker_service_url_tls", String),
 )
@@ -390,7 +392,7 @@ services = Table(
 producer_sequences = Table(
     "producer_sequences",
     METADATA,
-    _topic_key(primary_key=True),
+    _topic_id_column(primary_key=True),
     Column("end_offset", BigInteger, nullable=False),
     Column("highest", JSON, nullable=False),
     Column("sources", JSON(none_as_null=True)),
@@ -410,9 +412,9 @@ mirrors = Table(
     Column("cluster_id", String, nullable=False),
     Column("source_topic_id", String(32), nullable=False),
     Column("state", String(16), nullable=False),
-    *_integers("created_at", "changed_at"),
+    *_integer_columns("created_at", "changed_at"),
     Column("error", Text, nullable=False),
-    *_error_parts("error"),
+    *_error_detail_columns("error"),
 )
 """Mirrors of Kafka's topics (mirrors.py), by the full name of the partitioned topic here. `cluster_id`,
 `source_topic_id`: of the source, as its brokers state them; another one is another topic of the same name. No row is
@@ -423,7 +425,7 @@ mirror_partitions = Table(
     METADATA,
     Column("topic", String, primary_key=True),
     Column("partition", BigInteger, primary_key=True, autoincrement=False),
-    *_integers(
+    *_integer_columns(
         "start_offset", "gap_end", "next_offset", "end_offset", "records_per_second", "reported_at", nullable=True
     ),
     Column("epochs", JSON(none_as_null=True)),
@@ -452,7 +454,7 @@ leadership = Table(
     METADATA,
     Column("role", String(32), primary_key=True),
     Column("holder", String),
-    *_integers("token", "expires_at"),
+    *_integer_columns("token", "expires_at"),
 )
 """The leader of scheduling, until a time. One row, inserted with the table; the token grows with each leader and fences
 the earlier ones."""

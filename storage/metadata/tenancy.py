@@ -58,13 +58,13 @@ def tenants(connection: Connection) -> list[str]:
 
 
 def tenant(connection: Connection, name: str) -> TenantRecord:
-    """Return a tenant. Raises NotFound."""
-    row = _row(connection, tenants_table, "tenant", name)
+    """Return the tenant of a name, with its permissions. Raises NotFound."""
+    row = _get_row(connection, tenants_table, "tenant", name)
     return TenantRecord(
         name=row["name"],
         admin_roles=tuple(row["admin_roles"]),
         allowed_clusters=tuple(row["allowed_clusters"]),
-        permissions=_granted(connection, name),
+        permissions=_permissions_of_scope(connection, name),
         created_at=row["created_at"],
     )
 
@@ -85,7 +85,7 @@ def update_tenant(
     """Replace the administrators' roles and the clusters of a tenant. Raises NotFound."""
     values = {"admin_roles": list(admin_roles), "allowed_clusters": list(allowed_clusters)}
     if not queries.change(connection, tenants_table, name, **values):
-        raise _missing("tenant", name)
+        raise _not_found("tenant", name)
 
 
 def delete_tenant(connection: Connection, name: str) -> None:
@@ -113,9 +113,9 @@ def namespaces(connection: Connection, tenant_name: str) -> list[str]:
 
 
 def namespace(connection: Connection, name: str) -> NamespaceRecord:
-    """Return a namespace. Raises NotFound."""
-    row = _row(connection, namespaces_table, "namespace", name)
-    return NamespaceRecord(row["name"], _granted(connection, name), row["created_at"])
+    """Return the namespace `tenant/namespace`, with its permissions. Raises NotFound."""
+    row = _get_row(connection, namespaces_table, "namespace", name)
+    return NamespaceRecord(row["name"], _permissions_of_scope(connection, name), row["created_at"])
 
 
 def administered_namespaces(connection: Connection, role: str | None) -> list[str]:
@@ -143,7 +143,7 @@ def create_namespace(
 
     Raises NotFound for its tenant, Conflict if it exists, InvalidInput for an invalid name or policy.
     """
-    values = policy_store.parsed(policies or {})
+    values = policy_store.parse_values(policies or {})
     namespace_scope(name)
     tenant_name, _ = topics.parse_namespace(name)
     _lock_tenant(connection, tenant_name)
@@ -154,7 +154,7 @@ def create_namespace(
 
 
 def ensure_namespace(connection: Connection, context: Context, topic: TopicName) -> None:
-    """Insert the tenant and namespace of a topic's name if they do not exist, and lock the namespace."""
+    """Create the tenant and namespace of a topic's name if they do not exist, and lock the namespace."""
     full = f"{topic.tenant}/{topic.namespace}"
     if not queries.exists(connection, namespaces_table, namespaces_table.c.name == full):
         if not queries.exists(connection, tenants_table, tenants_table.c.name == topic.tenant):
@@ -183,9 +183,9 @@ def delete_namespace(connection: Connection, name: str) -> None:
 
 
 def set_permissions(connection: Connection, scope: str, role: str, actions: Sequence[str]) -> None:
-    """Let a role do exactly `actions` in `scope`: a tenant, `tenant/namespace`, or a topic's full name.
+    """Permit a role exactly `actions` in `scope`: a tenant, `tenant/namespace`, or a topic's full name.
 
-    This replaces its actions there. The permissions of a partitioned topic count for its partitions, too. Raises
+    This replaces the role's actions there. The permissions of a partitioned topic count for its partitions, too. Raises
     NotFound.
     """
     _lock_scope(connection, scope)
@@ -201,21 +201,21 @@ def revoke(connection: Connection, scope: str, role: str) -> bool:
 
 def topic_permissions(connection: Connection, names: Sequence[TopicName]) -> Granted:
     """Return the permissions with these topics as their scope, by the topic's full name and role."""
-    return _granted_by_scope(connection, permissions.c.scope.in_(map(str, names)))
+    return _permissions_by_scope(connection, permissions.c.scope.in_(map(str, names)))
 
 
 def topic_permissions_in(connection: Connection, namespace: str) -> Granted:
     """Return the permissions for single topics of `tenant/namespace`, by the topic's full name and role."""
     prefix = f"{_TOPIC}{namespace}/"
-    by_scope = _granted_by_scope(connection, permissions.c.scope.startswith(prefix, autoescape=True))
+    by_scope = _permissions_by_scope(connection, permissions.c.scope.startswith(prefix, autoescape=True))
     # SQLite's LIKE folds case.
     return {scope: granted for scope, granted in by_scope.items() if scope.startswith(prefix)}
 
 
 def topic_permissions_of(connection: Connection, role: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the actions that single topics grant to a role, by full name."""
+    """Return the actions that a role may do with single topics, by the topic's full name."""
     granted = (permissions.c.role == role) & permissions.c.scope.startswith(_TOPIC)
-    return {scope: roles[role] for scope, roles in _granted_by_scope(connection, granted).items()}
+    return {scope: roles[role] for scope, roles in _permissions_by_scope(connection, granted).items()}
 
 
 # Topics
@@ -277,7 +277,7 @@ def lock_namespace(connection: Connection, name: str) -> None:
 
     No other transaction deletes it meanwhile, or creates a topic in it. A topic in it may be deleted.
     """
-    _row(connection, namespaces_table, "namespace", name, locked=True)
+    _get_row(connection, namespaces_table, "namespace", name, locked=True)
 
 
 def ensure_topics(connection: Connection, context: Context, names: Sequence[TopicName]) -> list[TopicRecord]:
@@ -303,17 +303,17 @@ def _check_not_partitioned(connection: Connection, name: TopicName) -> None:
 
 
 def _lock_tenant(connection: Connection, name: str) -> None:
-    _row(connection, tenants_table, "tenant", name, locked=True)
+    _get_row(connection, tenants_table, "tenant", name, locked=True)
 
 
-def _row(connection: Connection, table: Table, noun: str, name: str, *, locked: bool = False) -> RowMapping:
+def _get_row(connection: Connection, table: Table, noun: str, name: str, *, locked: bool = False) -> RowMapping:
     """Return the row of a tenant or namespace, locked or not. Raises NotFound."""
     statement = select(table).where(table.c.name == name)
     if locked:
         statement = statement.with_for_update(key_share=True)
     row = connection.execute(statement).mappings().one_or_none()
     if row is None:
-        raise _missing(noun, name)
+        raise _not_found(noun, name)
     return row
 
 
@@ -335,16 +335,16 @@ def _lock_topic(connection: Connection, name: TopicName) -> None:
     topics.by_name(connection, name)  # raises TopicNotFound
 
 
-def _granted(connection: Connection, scope: str) -> Mapping[str, tuple[str, ...]]:
-    return _granted_by_scope(connection, permissions.c.scope == scope).get(scope, {})
+def _permissions_of_scope(connection: Connection, scope: str) -> Mapping[str, tuple[str, ...]]:
+    return _permissions_by_scope(connection, permissions.c.scope == scope).get(scope, {})
 
 
-def _granted_by_scope(connection: Connection, where: ColumnElement[bool]) -> Granted:
+def _permissions_by_scope(connection: Connection, where: ColumnElement[bool]) -> Granted:
     granted: dict[str, dict[str, tuple[str, ...]]] = {}
     for scope, role, actions in sorted(connection.execute(select(permissions).where(where)).all()):
         granted.setdefault(scope, {})[role] = tuple(actions)
     return granted
 
 
-def _missing(noun: str, name: str) -> NotFound:
+def _not_found(noun: str, name: str) -> NotFound:
     return NotFound(f"the {noun} {name} does not exist", "create it first, or check the name")

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, Table, delete, insert, literal, selec
 
 from storage.advice import Advice, AdviceKind
 from storage.metadata import queries, row_mapping, schemas, topics
-from storage.metadata.leases import held_error
+from storage.metadata.leases import lease_held_error
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, DeletedTopic, TopicRecord
@@ -37,7 +37,7 @@ from storage.metadata.transactions import Context
 
 
 def delete_topic(connection: Connection, context: Context, topic_id: int, *, force: bool) -> DeletedTopic:
-    """Delete the topic and all rows that refer to it; return what is stored of it.
+    """Delete a topic and all rows that refer to it; return its uid, name and time of deletion, which are stored.
 
     Raises TopicNotFound; without `force`, LeaseHeld if it has a writer.
     """
@@ -57,7 +57,7 @@ def delete_topics(
     """
     # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many topics. So
     # no two transactions wait for each other.
-    connection.execute(_leases_of(topic_ids).with_for_update()).all()
+    connection.execute(_select_leases(topic_ids).with_for_update()).all()
     if not force:
         check_no_writer(connection, context, topic_ids)
     doomed = topics.lock_all_for_deletion(connection, topic_ids)
@@ -75,10 +75,10 @@ def delete_unused_topic(connection: Connection, context: Context, topic_id: int)
     A topic with a writer, an unfinished append by tasks, rows of its own (but the cursor `__compaction`, other attempts
     and queued work), properties, policies, permissions or a schema is kept. Schemas are never deleted: they may be
     older than the topic.
-    Return whether the topic does not exist afterwards.
+    Returns True if the topic does not exist afterwards.
     """
-    connection.execute(_leases_of([topic_id]).with_for_update()).all()
-    held = connection.execute(_leases_of([topic_id])).mappings().all()
+    connection.execute(_select_leases([topic_id]).with_for_update()).all()
+    held = connection.execute(_select_leases([topic_id])).mappings().all()
     if any(is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, context.now) for lease in held):
         return False
     locked = topics.lock_all_for_deletion(connection, [topic_id])
@@ -89,9 +89,10 @@ def delete_unused_topic(connection: Connection, context: Context, topic_id: int)
 
 
 def _is_used(connection: Connection, topic: TopicRecord) -> bool:
-    """Return whether the topic has more than a topic has that was only created, and failed attempts to write to it.
+    """Return whether a topic was written to, read by a subscription or configured since it was created.
 
-    An append by tasks holds no lease until its commit, so its attempt is a use until it is finished.
+    Failed attempts to write do not count. An append by tasks holds no lease until its commit, so its attempt counts
+    until it is finished.
     """
     properties = topics.properties(connection, topic.id)
     if topic.next_offset or properties or schemas.outlines(connection, topic.name):
@@ -112,7 +113,7 @@ def _is_used(connection: Connection, topic: TopicRecord) -> bool:
 
 
 def _delete_locked(connection: Connection, context: Context, doomed: Sequence[TopicRecord]) -> list[DeletedTopic]:
-    """Delete the rows of locked topics, except permissions and schemas, and store the uids."""
+    """Delete the rows of locked topics, except permissions and schemas, and store and return the deleted topics."""
     ids = [topic.id for topic in doomed]
     for table in (attempts, runs):
         (key,) = table.primary_key.columns
@@ -138,10 +139,10 @@ def _refers_to_topics(table: Table) -> bool:
 
 def check_no_writer(connection: Connection, context: Context, topic_ids: Collection[int]) -> None:
     """Raise LeaseHeld if one of the topics has a writer: a deletion without `force` is refused then."""
-    for lease in connection.execute(_leases_of(topic_ids)).mappings().all():
+    for lease in connection.execute(_select_leases(topic_ids)).mappings().all():
         if is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, context.now):
             through = Advice(AdviceKind.DELETE_THROUGH_OWNER)
-            raise held_error(connection, context, lease, "stop the writer first, or force it", through)
+            raise lease_held_error(connection, context, lease, "stop the writer first, or force it", through)
 
 
 def find_deleted(connection: Connection, uid: str) -> DeletedTopic | None:
@@ -150,7 +151,7 @@ def find_deleted(connection: Connection, uid: str) -> DeletedTopic | None:
     return queries.find(connection, statement, row_mapping.deleted_topic)
 
 
-def uncollected(connection: Connection) -> list[DeletedTopic]:
+def uncollected_topics(connection: Connection) -> list[DeletedTopic]:
     """Return the deleted topics whose objects were not all collected yet, in the order of deletion."""
     statement = select(deleted_topics).where(deleted_topics.c.collected_at.is_(None))
     return queries.fetch(connection, statement.order_by(deleted_topics.c.deleted_at), row_mapping.deleted_topic)
@@ -161,5 +162,5 @@ def set_collected(connection: Connection, context: Context, uid: str) -> None:
     queries.change(connection, deleted_topics, uid, collected_at=context.now)
 
 
-def _leases_of(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
+def _select_leases(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
     return select(leases).where(leases.c.topic_id.in_(topic_ids)).order_by(leases.c.topic_id)

@@ -19,7 +19,7 @@ several topics lock their rows in the order of ids; `reschedule` waits for no ro
 marks with it.
 
 Policies that are not in SQL (a settings file, another version's defaults) mark nothing: a leader whose policies differ
-from those of the leader before it marks all topics (`begin_leading`).
+from those of the leader before it marks all topics (`queue_for_new_leader`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def mark(connection: Connection, kind: WorkKind, topic_ids: Collection[int]) -> 
             {"topic_id": topic_id, "kind": kind.value, "due_at": AT_ONCE, "changes": first}
             for topic_id in sorted(topic_ids)
         ]
-        connection.execute(_marking(connection.dialect.name), rows)
+        connection.execute(_mark_statement(connection.dialect.name), rows)
 
 
 def mark_where(connection: Connection, kind: WorkKind, condition: ColumnElement[bool]) -> None:
@@ -88,19 +88,19 @@ def mark_where(connection: Connection, kind: WorkKind, condition: ColumnElement[
         .order_by(topics.c.id)
         .with_for_update(read=True, key_share=True)
     )
-    insert = queries.insert_or_change(connection.dialect.name, topic_work)
+    insert = queries.insert_for_on_conflict(connection.dialect.name, topic_work)
     columns = ["topic_id", "kind", "due_at", "changes"]
-    connection.execute(_raised(insert.from_select(columns, chosen)))
+    connection.execute(_raise_mark_on_conflict(insert.from_select(columns, chosen)))
 
 
 @functools.cache
-def _marking(dialect: str) -> Executable:
-    """Return the insert of marks; built once, since transactions of the log execute it."""
-    return _raised(queries.insert_or_change(dialect, topic_work))
+def _mark_statement(dialect: str) -> Executable:
+    """Return the statement that queues topics at once; built once, since transactions of the log execute it."""
+    return _raise_mark_on_conflict(queries.insert_for_on_conflict(dialect, topic_work))
 
 
-def _raised(insert: queries.OnConflictInsert) -> Executable:
-    """Return an insert that raises the mark of a topic that is queued already."""
+def _raise_mark_on_conflict(insert: queries.OnConflictInsert) -> Executable:
+    """Return an insert that, for a topic that is queued already, makes it due at once and counts the change."""
     return insert.on_conflict_do_update(
         index_elements=topic_work.primary_key, set_={"due_at": AT_ONCE, "changes": topic_work.c.changes + 1}
     )
@@ -110,19 +110,19 @@ def _raised(insert: queries.OnConflictInsert) -> Executable:
 
 
 def queue(connection: Connection, kind: WorkKind, topic_ids: Collection[int]) -> None:
-    """Queue topics to be checked at once, without another change; deleted ones are left out."""
+    """Queue topics to be checked at once, in a transaction that changes nothing else; deleted ones are left out."""
     for ids in queries.batches(sorted(topic_ids)):
         mark_where(connection, kind, topics.c.id.in_(ids))
 
 
-def begin_leading(connection: Connection, context: Context, leader_token: int, log_uid: str | None) -> None:
-    """Queue the topics that a new leader may see otherwise than the leader before it. Raises Fenced.
+def queue_for_new_leader(connection: Connection, context: Context, leader_token: int, log_uid: str | None) -> None:
+    """Queue the topics for which a new leader may decide otherwise than the leader before it. Raises Fenced.
 
-    All, if its policies that are not in SQL differ; else those with an open segment in its log directory, which only
-    this process can read.
+    All, if its policies that are not in SQL differ; else those with an open segment in its log directory `log_uid`,
+    which only this process can read.
     """
-    digest = _digest(context)
-    if note(connection, _POLICIES) != digest:
+    digest = _policies_digest(context)
+    if leader_note(connection, _POLICIES) != digest:
         mark_where(connection, WorkKind.COMPACT, true())
         queries.put(connection, leader_notes, {"name": _POLICIES, "value": digest})
     elif log_uid is not None:
@@ -131,13 +131,13 @@ def begin_leading(connection: Connection, context: Context, leader_token: int, l
     services.check_leader(connection, leader_token)
 
 
-def note(connection: Connection, name: str) -> str | None:
-    """Return the note of that name; None: there is none."""
+def leader_note(connection: Connection, name: str) -> str | None:
+    """Return the text of the leader's note of that name; None: there is none."""
     return connection.execute(select(leader_notes.c.value).where(leader_notes.c.name == name)).scalar_one_or_none()
 
 
-def set_note(connection: Connection, name: str, value: str, leader_token: int | None = None) -> None:
-    """Replace a note. `leader_token`: raise Fenced if that leadership was lost."""
+def set_leader_note(connection: Connection, name: str, value: str, leader_token: int | None = None) -> None:
+    """Store the text of the leader's note of that name. `leader_token`: raise Fenced if that leadership was lost."""
     queries.put(connection, leader_notes, {"name": name, "value": value})
     if leader_token is not None:
         services.check_leader(connection, leader_token)
@@ -146,7 +146,7 @@ def set_note(connection: Connection, name: str, value: str, leader_token: int | 
 def due(connection: Connection, kind: WorkKind, now: int) -> list[TopicWork]:
     """Return the queued topics of a kind that are due at `now` (ms), by topic id."""
     is_due = (topic_work.c.kind == kind.value) & (topic_work.c.due_at <= now)
-    return _fetch(connection, is_due)
+    return _fetch_work(connection, is_due)
 
 
 def of_topics(connection: Connection, kind: WorkKind, topic_ids: Collection[int]) -> dict[int, TopicWork]:
@@ -154,14 +154,16 @@ def of_topics(connection: Connection, kind: WorkKind, topic_ids: Collection[int]
     return {
         work.topic_id: work
         for ids in queries.batches(sorted(topic_ids))
-        for work in _fetch(connection, (topic_work.c.kind == kind.value) & topic_work.c.topic_id.in_(ids))
+        for work in _fetch_work(connection, (topic_work.c.kind == kind.value) & topic_work.c.topic_id.in_(ids))
     }
 
 
 def reschedule(
     connection: Connection, checked: Sequence[tuple[TopicWork, int | None]], leader_token: int | None = None
 ) -> None:
-    """Let topics be due again at a time (ms), or remove them (None), unless they were marked since they were read.
+    """Set the times (ms) at which queued topics are due again; None: remove the topic from the queue.
+
+    A topic that was marked since it was read stays as it is.
 
     `checked`: of one kind. A row that another transaction has locked is being marked, and is left alone.
     `leader_token`: raise Fenced if that leadership was lost.
@@ -194,13 +196,13 @@ _REMOVE = delete(topic_work).where(_KEY)
 _POSTPONE = update(topic_work).where(_KEY).values(due_at=bindparam("due"))
 
 
-def _fetch(connection: Connection, condition: ColumnElement[bool]) -> list[TopicWork]:
+def _fetch_work(connection: Connection, condition: ColumnElement[bool]) -> list[TopicWork]:
     columns = (topic_work.c.topic_id, topic_work.c.kind, topic_work.c.due_at, topic_work.c.changes)
     rows = connection.execute(select(*columns).where(condition).order_by(topic_work.c.topic_id))
     return [TopicWork(topic_id, WorkKind(kind), due_at, changes) for topic_id, kind, due_at, changes in rows]
 
 
-def _digest(context: Context) -> str:
+def _policies_digest(context: Context) -> str:
     """Return a digest of the policies that are not in SQL: this version's defaults, and the settings file's."""
     defaults = {policy.name: repr(policy.default) for policy in POLICIES.values()}
     configured = {name: repr(value) for name, value in context.broker_defaults.items()}

@@ -39,7 +39,8 @@ _KEPT = _BY_ID.with_for_update(read=True, key_share=True)
 
 def by_names(connection: Connection, names: Collection[TopicName]) -> dict[TopicName, TopicRecord]:
     """Return those of the topics that exist, by name. A name without a topic is left out."""
-    return {topic.name: topic for topic in _with_any(connection, topics.c.name, [str(name) for name in names])}
+    texts = [str(name) for name in names]
+    return {topic.name: topic for topic in _topics_with_values(connection, topics.c.name, texts)}
 
 
 def all_topics(connection: Connection) -> list[TopicRecord]:
@@ -47,7 +48,7 @@ def all_topics(connection: Connection) -> list[TopicRecord]:
     return of_statement(connection, select(topics))
 
 
-def page_of(connection: Connection, after_id: int, count: int) -> list[TopicRecord]:
+def page_by_id(connection: Connection, after_id: int, count: int) -> list[TopicRecord]:
     """Return the next `count` topics whose ids are greater than `after_id`, by id."""
     statement = select(topics).where(topics.c.id > after_id).order_by(topics.c.id).limit(count)
     return queries.fetch(connection, statement, row_mapping.topic)
@@ -73,7 +74,7 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     return [topic for topic in records if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
 
 
-def with_tables(connection: Connection, levels: Sequence[str], after: str, limit: int) -> list[TopicName]:
+def with_iceberg_tables(connection: Connection, levels: Sequence[str], after: str, limit: int) -> list[TopicName]:
     """Return topics whose serving compacted ledger has an Iceberg table: the next `limit` after a name, by name.
 
     `levels`: a tenant, or a tenant and a namespace; empty: all topics. `after`: a full name; empty: from the first.
@@ -87,7 +88,7 @@ def with_tables(connection: Connection, levels: Sequence[str], after: str, limit
 
 
 def summaries(connection: Connection, topic_ids: Collection[int] | None = None) -> list[TopicSummary]:
-    """Return topics, by name, with sums over their ledgers that are not trimmed, and over rolled segments.
+    """Return summaries of topics, by name: sums over their ledgers that are not trimmed, and over rolled segments.
 
     `topic_ids`: of these topics; None: of all. One statement, which reads all topics for more than `queries.AT_ONCE`
     ids. The contents of open segments are known to their files only, and not added.
@@ -220,16 +221,16 @@ def by_name(connection: Connection, name: TopicName) -> TopicRecord:
 
 def by_id(connection: Connection, topic_id: int) -> TopicRecord:
     """Return the topic of that id. Raises TopicNotFound."""
-    return _one(connection, _BY_ID, topic_id)
+    return _get_one(connection, _BY_ID, topic_id)
 
 
 def by_ids(connection: Connection, topic_ids: Collection[int]) -> dict[int, TopicRecord]:
     """Return those of the topics that exist, by id. An id without a topic is left out."""
-    return {topic.id: topic for topic in _with_any(connection, topics.c.id, topic_ids)}
+    return {topic.id: topic for topic in _topics_with_values(connection, topics.c.id, topic_ids)}
 
 
 def value_of(connection: Connection, topic_id: int, column: ColumnElement[Any]) -> Any:
-    """Return one column of a topic. Raises TopicNotFound."""
+    """Return the value of one column of a topic's row. Raises TopicNotFound."""
     row = connection.execute(select(column).where(topics.c.id == topic_id)).first()
     if row is None:
         raise _not_found(connection, topic_id)
@@ -247,7 +248,7 @@ def lock(connection: Connection, topic_id: int) -> TopicRecord:
     Raises TopicNotFound.
     """
     # NO KEY: rows that refer to the topic may still be inserted by others (an attempt, say).
-    return _one(connection, _LOCKED, topic_id)
+    return _get_one(connection, _LOCKED, topic_id)
 
 
 def lock_against_deletion(connection: Connection, topic_id: int) -> TopicRecord:
@@ -255,7 +256,7 @@ def lock_against_deletion(connection: Connection, topic_id: int) -> TopicRecord:
 
     For a transaction that adds rows that refer to it, or locks some, without the topic's lock. Raises TopicNotFound.
     """
-    return _one(connection, _KEPT, topic_id)
+    return _get_one(connection, _KEPT, topic_id)
 
 
 def lock_all(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
@@ -266,7 +267,7 @@ def lock_all(connection: Connection, topic_ids: Collection[int]) -> list[TopicRe
     return [
         topic
         for batch in queries.batches(sorted(topic_ids))
-        for topic in queries.fetch(connection, _of_ids(batch).with_for_update(key_share=True), row_mapping.topic)
+        for topic in queries.fetch(connection, _select_by_ids(batch).with_for_update(key_share=True), row_mapping.topic)
     ]
 
 
@@ -275,7 +276,7 @@ def lock_all_for_deletion(connection: Connection, topic_ids: Collection[int]) ->
 
     No other transaction adds rows that refer to them until this one ends.
     """
-    return queries.fetch(connection, _of_ids(topic_ids).with_for_update(), row_mapping.topic)
+    return queries.fetch(connection, _select_by_ids(topic_ids).with_for_update(), row_mapping.topic)
 
 
 def parse_namespace(namespace: str) -> tuple[str, str]:
@@ -291,37 +292,39 @@ def parse_namespace(namespace: str) -> tuple[str, str]:
 
 def store_properties(connection: Connection, topic_id: int, new: Mapping[str, str]) -> None:
     """Replace the topic's properties. Raises InvalidInput."""
-    queries.change(connection, topics, topic_id, properties=check_properties(new))
+    queries.change(connection, topics, topic_id, properties=validated_properties(new))
 
 
-def check_properties(new: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of properties if every database can store them. Raises InvalidInput.
+def validated_properties(new: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of a topic's properties. Raises InvalidInput if not every database can store them.
 
     Names and values must be texts without NUL and without half surrogates.
     """
     for key, value in new.items():
-        if not isinstance(key, str) or not isinstance(value, str) or not _storable(key + value):
+        if not isinstance(key, str) or not isinstance(value, str) or not _is_storable(key + value):
             raise InvalidInput(f"the property {key!r} is no text", "properties are texts of Unicode, without NUL")
     return dict(new)
 
 
-def _storable(text: str) -> bool:
+def _is_storable(text: str) -> bool:
     """Return whether a text has no NUL, which PostgreSQL refuses, and no half surrogate, which UTF-8 cannot hold."""
     return "\x00" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _with_any(connection: Connection, column: ColumnElement[Any], values: Collection[Any]) -> Iterator[TopicRecord]:
+def _topics_with_values(
+    connection: Connection, column: ColumnElement[Any], values: Collection[Any]
+) -> Iterator[TopicRecord]:
     """Yield the topics that have one of these values in a column, which is unique."""
     for batch in queries.batches(values):
         yield from queries.fetch(connection, select(topics).where(column.in_(batch)), row_mapping.topic)
 
 
-def _of_ids(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
-    """Return a statement that selects topics by id, in the order in which several are locked."""
+def _select_by_ids(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
+    """Return a statement that selects topics with these ids, in the order of ids, in which several are locked."""
     return select(topics).where(topics.c.id.in_(topic_ids)).order_by(topics.c.id)
 
 
-def _one(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:
+def _get_one(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:
     topic = queries.find(connection, statement, row_mapping.topic, {"topic": topic_id})
     if topic is None:
         raise _not_found(connection, topic_id)
@@ -329,7 +332,7 @@ def _one(connection: Connection, statement: Select[tuple[object, ...]], topic_id
 
 
 def _not_found(connection: Connection, topic_id: int) -> TopicNotFound:
-    """Return the error for a topic that does not exist; it has the name of a topic that was deleted."""
+    """Return the error for an id without a topic; for a topic that was deleted, the error has its name."""
     deleted = select(deleted_topics.c.name).where(deleted_topics.c.topic_id == topic_id)
     name = connection.execute(deleted).scalar_one_or_none()
     if name is None:

@@ -56,7 +56,10 @@ class Context:
 
 
 class Store:
-    """One noun of a MetadataStore: functions that are bound to its database. Safe to share between threads."""
+    """Base of the stores of a MetadataStore, one per noun, whose methods are functions bound to the database.
+
+    Safe to share between threads.
+    """
 
     def __init__(
         self, database: Database, clock: Clock, broker_defaults: Mapping[str, object], run_dead_ms: int
@@ -68,12 +71,12 @@ class Store:
         self.run_dead_ms = run_dead_ms
 
     def _context(self) -> Context:
-        """Return the context of a transaction."""
+        """Return the context of a new transaction: the clock and the settings."""
         return Context(self._clock, self.broker_defaults, self.run_dead_ms)
 
 
-class Binding:
-    """A kind of transaction, as a decorator: it makes methods of stores out of functions of a connection.
+class TransactionBinding:
+    """A kind of transaction, as a decorator that makes a method of a store out of a function of a connection.
 
     `begin`: opens a transaction of this kind.
     """
@@ -93,7 +96,7 @@ class Binding:
 
     def __call__(self, query: Callable[..., Answer]) -> Callable[..., Answer]:
         """Return the method that calls `query` in a transaction of its store's database."""
-        called = _of_store(query)
+        called = _with_store_arguments(query)
 
         @wraps(query)
         def method(store: Store, *arguments: Any, **named: Any) -> Answer:
@@ -103,9 +106,9 @@ class Binding:
         return method
 
 
-reads = Binding(lambda database: database.read())
-snapshots = Binding(lambda database: database.snapshot())
-writes = Binding(lambda database: database.write())
+reads = TransactionBinding(lambda database: database.read())
+snapshots = TransactionBinding(lambda database: database.snapshot())
+writes = TransactionBinding(lambda database: database.write())
 
 
 def writes_once(
@@ -134,8 +137,8 @@ def writes_once(
     return method
 
 
-def _of_store(query: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Return `query` as a function of a store, a connection and its own arguments."""
+def _with_store_arguments(query: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Return `query` as a function of a store, a connection and its other arguments; the store creates its context."""
     if "context" in signature(query).parameters:
         return lambda store, connection, *arguments, **named: query(connection, store._context(), *arguments, **named)
     return lambda _, connection, *arguments, **named: query(connection, *arguments, **named)

@@ -38,7 +38,7 @@ def trim(
     force: bool,
     keep_start: bool = False,
 ) -> None:
-    """Begin reads at `start_offset` and mark ledgers, which are wholly below it, as deleted (C1, C3).
+    """Move the start of a topic to `start_offset` and mark ledgers, which are wholly below it, as deleted (C1, C3).
 
     A topic for which compaction is enabled, and that has no cursor `__compaction`, needs all its messages (S9). The
     start never goes back. `keep_start`: the start stays; the ledgers are the topic's oldest and are at or below the
@@ -56,7 +56,7 @@ def trim(
     if not force:
         ensure_compaction_cursors(connection, context, [topic])
         _check_cursors(connection, topic, end if keep_start else start_offset)
-    _mark(connection, topic_id, trimmed_now, context.now)
+    _mark_deleted(connection, topic_id, trimmed_now, context.now)
     if not keep_start:
         start = max(topic.start_offset, start_offset)
         queries.change(connection, topics_table, topic_id, start_offset=start)
@@ -82,7 +82,7 @@ def has_trimmed(
 
 
 def truncate_all(connection: Connection, context: Context, topic_ids: Sequence[int]) -> list[TopicRecord]:
-    """Clear all messages below the present end of topics, raw and compacted, also those that cursors need (C2).
+    """Delete all messages below the present end of topics, raw and compacted, also those that cursors need (C2).
 
     All topics or none. Returns them as they are afterwards, in their order. Offsets continue. An open segment stays: it
     begins at that end, so roll it before. Rolled segments count as sealed, so their files are removed in the same way.
@@ -100,8 +100,8 @@ def has_truncated(connection: Connection, truncated: list[TopicRecord], topic_id
     return all(_is_truncated(connection, topic) for topic in sorted(truncated, key=lambda topic: topic.id))
 
 
-def trimmed(connection: Connection, topic_id: int) -> list[LedgerRecord]:
-    """Return the ledgers that are marked as deleted and not purged, in the order of offsets."""
+def trimmed_ledgers(connection: Connection, topic_id: int) -> list[LedgerRecord]:
+    """Return the topic's ledgers that are marked as deleted and not purged, in the order of offsets."""
     return [ledger for ledger in ledgers.with_trimmed(connection, topic_id) if ledger.deleted_at is not None]
 
 
@@ -116,10 +116,10 @@ def purge(connection: Connection, topic_id: int, before_ms: int) -> int:
 
 
 def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
-    """Clear one topic, as `truncate_all` does, and return it as it is afterwards. Raises TopicNotFound, Conflict."""
+    """Delete all messages of one topic, as `truncate_all`, and return the topic. Raises TopicNotFound, Conflict."""
     topic = topics.lock(connection, topic_id)
     check_stored(connection, topic, topic.next_offset)
-    _mark(connection, topic_id, ledgers.of_topic(connection, topic_id), now)
+    _mark_deleted(connection, topic_id, ledgers.of_topic(connection, topic_id), now)
     rolled = (segments.c.topic_id == topic_id) & (segments.c.state == SegmentState.ROLLED.value)
     sealed = {"state": SegmentState.SEALED.value, "sealed_at": now, "sealing_attempt_id": None}
     queries.change_where(connection, segments, rolled, **sealed)
@@ -164,7 +164,7 @@ def _check_cursors(connection: Connection, topic: TopicRecord, end: int) -> None
     raise Conflict(f"{topic.name} cannot be trimmed up to offset {end}: its cursor {slowest.name!r} is {at}", remedy)
 
 
-def _mark(connection: Connection, topic_id: int, records: Sequence[LedgerRecord], now: int) -> None:
+def _mark_deleted(connection: Connection, topic_id: int, records: Sequence[LedgerRecord], now: int) -> None:
     for ids in queries.batches([ledger.ledger_id for ledger in records]):
         queries.change_where(connection, ledgers_table, ledgers_table.c.ledger_id.in_(ids), deleted_at=now)
     if records:

@@ -31,7 +31,7 @@ class ValueKind(Protocol):
 
     @property
     def allowed(self) -> str:
-        """The allowed values, for the error that refuses another one."""
+        """The description of the allowed values, for the error that refuses another one."""
         ...
 
     def parse(self, name: str, raw: object) -> object:
@@ -42,25 +42,25 @@ class ValueKind(Protocol):
         ...
 
     def to_json(self, value: object) -> object:
-        """Return a value as JSON has it; `parse` of that is equal to it."""
+        """Return the JSON value from which `parse` returns an equal value."""
         ...
 
 
-def refused_value(name: str, raw: object, allowed: str) -> InvalidInput:
+def refused_value_error(name: str, raw: object, allowed: str) -> InvalidInput:
     """Return the error for `raw`, which is no allowed value of the option `name`. `allowed`: the allowed values."""
     text = repr(raw) if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False, default=repr)
     return InvalidInput(f"{text} is not a value of {name}", f"give {allowed}")
 
 
-class _Plain:
-    """A kind whose values are those of JSON."""
+class _JsonValueKind:
+    """Base of the kinds whose values are JSON values already."""
 
     def to_json(self, value: object) -> object:
         return value
 
 
 @dataclass(frozen=True)
-class WholeNumber(_Plain):
+class WholeNumber(_JsonValueKind):
     """A whole number of `what` (a unit, for texts) from `least` to `greatest`. `least` NO_LIMIT: -1 means no limit."""
 
     what: str = ""
@@ -72,21 +72,21 @@ class WholeNumber(_Plain):
 
     @property
     def allowed(self) -> str:
-        return f"a whole number of {self.what}{self._limits}"
+        return f"a whole number of {self.what}{self._limits_text}"
 
     @property
-    def _limits(self) -> str:
+    def _limits_text(self) -> str:
         least = max(self.least, 0)
         limits = f" from {least} to {self.greatest}" if self.greatest < _MOST else f" of at least {least}"
         return f"{limits}, or -1 for no limit" if self.least == NO_LIMIT else limits
 
     def parse(self, name: str, raw: object) -> int:
-        number = self._number(raw.strip().lower() if isinstance(raw, str) else raw)
+        number = self._parse_number(raw.strip().lower() if isinstance(raw, str) else raw)
         if number is None or not self.least <= number <= self.greatest:
-            raise refused_value(name, raw, self.allowed)
+            raise refused_value_error(name, raw, self.allowed)
         return number
 
-    def _number(self, raw: object) -> int | None:
+    def _parse_number(self, raw: object) -> int | None:
         if not isinstance(raw, str):
             return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
         match = re.fullmatch(r"(-?\d{1,19})\s*([a-z]*)", raw, re.ASCII)
@@ -111,11 +111,11 @@ class Duration(WholeNumber):
         if self.needs_unit:
             least = f" of at least {self.least} ms" if self.least else ""
             return f"a duration{least}, a number with ms, s, m, h or d: 500ms, 90s, 7d"
-        return f"milliseconds{self._limits}; or a number with ms, s, m, h or d: 90s, 7d"
+        return f"milliseconds{self._limits_text}; or a number with ms, s, m, h or d: 90s, 7d"
 
-    def _number(self, raw: object) -> int | None:
+    def _parse_number(self, raw: object) -> int | None:
         bare = not (isinstance(raw, str) and raw[-1:].isalpha())
-        return None if self.needs_unit and bare and raw not in (0, "0") else super()._number(raw)
+        return None if self.needs_unit and bare and raw not in (0, "0") else super()._parse_number(raw)
 
     def to_json(self, value: object) -> object:
         if not self.needs_unit or not isinstance(value, int):
@@ -135,11 +135,11 @@ class Size(WholeNumber):
 
     @property
     def allowed(self) -> str:
-        return f"bytes{self._limits}; or a number with K, M, G or T: 128M, 3G"
+        return f"bytes{self._limits_text}; or a number with K, M, G or T: 128M, 3G"
 
 
 @dataclass(frozen=True)
-class Decimal(_Plain):
+class Decimal(_JsonValueKind):
     """A number that may have a fraction, from `least` to `greatest`; neither NaN nor infinity."""
 
     least: float = 0.0
@@ -156,12 +156,12 @@ class Decimal(_Plain):
         except (ValueError, OverflowError):
             number = None
         if number is None or number == float("inf") or not self.least <= number <= self.greatest:  # NaN is not
-            raise refused_value(name, raw, self.allowed)
+            raise refused_value_error(name, raw, self.allowed)
         return number
 
 
 @dataclass(frozen=True)
-class Boolean(_Plain):
+class Boolean(_JsonValueKind):
     """true or false."""
 
     allowed: ClassVar[str] = "true or false"
@@ -170,11 +170,11 @@ class Boolean(_Plain):
         word = raw.strip().lower() if isinstance(raw, str) else raw
         if isinstance(word, bool) or word in ("true", "false"):
             return word in (True, "true")
-        raise refused_value(name, raw, self.allowed)
+        raise refused_value_error(name, raw, self.allowed)
 
 
 @dataclass(frozen=True)
-class Choice(_Plain):
+class Choice(_JsonValueKind):
     """One of `words`, in upper or lower case; the value is as in `words`."""
 
     words: tuple[str, ...]
@@ -187,12 +187,12 @@ class Choice(_Plain):
         by_small_letters = {word.lower(): word for word in self.words}
         word = by_small_letters.get(raw.strip().lower()) if isinstance(raw, str) else None
         if word is None:
-            raise refused_value(name, raw, self.allowed)
+            raise refused_value_error(name, raw, self.allowed)
         return word
 
 
 @dataclass(frozen=True)
-class Text(_Plain):
+class Text(_JsonValueKind):
     """A text in one line.
 
     `allowed`: its description for errors, which do not repeat a refused text: it may be a secret.
@@ -202,7 +202,7 @@ class Text(_Plain):
 
     def parse(self, name: str, raw: object) -> str:
         if not isinstance(raw, str) or not raw.isprintable():
-            raise refused_value(name, "…" if isinstance(raw, str) else raw, f"{self.allowed}, in one line")
+            raise refused_value_error(name, "…" if isinstance(raw, str) else raw, f"{self.allowed}, in one line")
         return raw
 
 
@@ -222,7 +222,7 @@ class TextList:
     def parse(self, name: str, raw: object) -> tuple[str, ...]:
         parts = raw.split(",") if isinstance(raw, str) else raw
         if not isinstance(parts, list) or not all(isinstance(part, str) and part.isprintable() for part in parts):
-            raise refused_value(name, raw, self.allowed)
+            raise refused_value_error(name, raw, self.allowed)
         return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
     def to_json(self, value: object) -> object:
@@ -244,10 +244,10 @@ class CleanupPolicy:
         elif isinstance(raw, list | tuple | set | frozenset):
             parts += raw
         else:
-            raise refused_value(name, raw, self.allowed)
+            raise refused_value_error(name, raw, self.allowed)
         words = frozenset(part for part in parts if isinstance(part, str))
         if not all(isinstance(part, str) for part in parts) or not words <= set(_CLEANUP):
-            raise refused_value(name, raw, self.allowed)
+            raise refused_value_error(name, raw, self.allowed)
         return words
 
     def to_json(self, value: object) -> object:
@@ -271,7 +271,7 @@ class Optional:
         try:
             return self.kind.parse(name, raw)
         except InvalidInput:
-            raise refused_value(name, raw, self.allowed) from None
+            raise refused_value_error(name, raw, self.allowed) from None
 
     def to_json(self, value: object) -> object:
         return None if value is None else self.kind.to_json(value)

@@ -41,6 +41,6 @@ def options_of(of: type, kind: type[OptionT]) -> Mapping[str, OptionT]:
     return MappingProxyType({item.name: replace(item, attribute=attribute) for attribute, item in declared})
 
 
-def closest(name: str, names: Iterable[str]) -> str:
-    """Return the one of `names` that `name` may be a misspelling of; empty: none is similar."""
+def closest_name(name: str, names: Iterable[str]) -> str:
+    """Return the name among `names` that is most similar to a misspelled `name`; empty: none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")

@@ -80,7 +80,9 @@ class Policy(Option):
     fallback: object = WIDER
 
 
-def _policy(default: object, name: str, kind: ValueKind, doc: str, *aliases: str, unreadable: object = WIDER) -> Any:
+def _policy_field(
+    default: object, name: str, kind: ValueKind, doc: str, *aliases: str, unreadable: object = WIDER
+) -> Any:
     return option(Policy(name, kind, doc, default, aliases=aliases, fallback=unreadable))
 
 
@@ -102,7 +104,7 @@ class SchemaCompatibilityStrategy(StrEnum):
 class TopicPolicies:
     """The policies of one topic, resolved. Times are milliseconds, sizes bytes."""
 
-    cleanup_policy: frozenset[str] = _policy(
+    cleanup_policy: frozenset[str] = _policy_field(
         frozenset(),
         "cleanup.policy",
         CleanupPolicy(),
@@ -111,7 +113,7 @@ class TopicPolicies:
         "log.cleanup.policy",
         unreadable=frozenset(),
     )
-    retention_ms: int | None = _policy(
+    retention_ms: int | None = _policy_field(
         None,
         "retention.ms",
         Optional(Duration(least=NO_LIMIT)),
@@ -119,7 +121,7 @@ class TopicPolicies:
         "log.retention.ms",
         unreadable=NO_LIMIT,
     )
-    retention_minutes: int | None = _policy(
+    retention_minutes: int | None = _policy_field(
         None,
         "retention.minutes",
         Optional(WholeNumber("minutes", least=NO_LIMIT)),
@@ -129,7 +131,7 @@ class TopicPolicies:
         "defaultRetentionTimeInMinutes",
         unreadable=NO_LIMIT,
     )
-    retention_hours: int = _policy(
+    retention_hours: int = _policy_field(
         168,
         "retention.hours",
         WholeNumber("hours", least=NO_LIMIT),
@@ -137,7 +139,7 @@ class TopicPolicies:
         "log.retention.hours",
         unreadable=NO_LIMIT,
     )
-    retention_bytes: int = _policy(
+    retention_bytes: int = _policy_field(
         -1,
         "retention.bytes",
         Size(least=NO_LIMIT),
@@ -145,21 +147,21 @@ class TopicPolicies:
         "log.retention.bytes",
         unreadable=NO_LIMIT,
     )
-    segment_bytes: int = _policy(
+    segment_bytes: int = _policy_field(
         32 * _MIB,
         "segment.bytes",
         Size(least=1 << 14, greatest=(1 << 31) - 1),
         "The size at which the open segment is rolled.",
         "log.segment.bytes",
     )
-    segment_ms: int = _policy(
+    segment_ms: int = _policy_field(
         4 * 3_600_000,
         "segment.ms",
         Duration(least=1),
         "The age at which the open segment is rolled.",
         "log.roll.ms",
     )
-    flush_messages: int | None = _policy(
+    flush_messages: int | None = _policy_field(
         1,
         "flush.messages",
         Optional(WholeNumber("messages", least=1)),
@@ -167,7 +169,7 @@ class TopicPolicies:
         "log.flush.interval.messages",
         unreadable=1,
     )
-    flush_ms: int | None = _policy(
+    flush_ms: int | None = _policy_field(
         None,
         "flush.ms",
         Optional(Duration(least=1)),
@@ -175,7 +177,7 @@ class TopicPolicies:
         "log.flush.interval.ms",
         unreadable=1,
     )
-    max_message_bytes: int = _policy(
+    max_message_bytes: int = _policy_field(
         5 * _MIB,
         MAX_MESSAGE_BYTES,
         Size(least=1, greatest=1 << 30),
@@ -184,14 +186,14 @@ class TopicPolicies:
         "message.max.bytes",
         "maxMessageSize",
     )
-    message_timestamp_after_max_ms: int | None = _policy(
+    message_timestamp_after_max_ms: int | None = _policy_field(
         3_600_000,
         "message.timestamp.after.max.ms",
         Optional(Duration()),
         "How far in the future an appended or imported message's publish time may be; else it is refused.",
         "log.message.timestamp.after.max.ms",
     )
-    file_delete_delay_ms: int = _policy(
+    file_delete_delay_ms: int = _policy_field(
         60_000,
         "file.delete.delay.ms",
         Duration(),
@@ -199,7 +201,7 @@ class TopicPolicies:
         "log.segment.delete.delay.ms",
         unreadable=ALWAYS_MS,
     )
-    min_compaction_lag_ms: int = _policy(
+    min_compaction_lag_ms: int = _policy_field(
         0,
         MIN_COMPACTION_LAG,
         Duration(),
@@ -207,14 +209,14 @@ class TopicPolicies:
         "log.cleaner.min.compaction.lag.ms",
         unreadable=NO_RUN,
     )
-    max_compaction_lag_ms: int | None = _policy(
+    max_compaction_lag_ms: int | None = _policy_field(
         None,
         MAX_COMPACTION_LAG,
         Optional(Duration(least=1)),
         "Older messages are compacted whatever the dirty ratio.",
         "log.cleaner.max.compaction.lag.ms",
     )
-    min_cleanable_dirty_ratio: float = _policy(
+    min_cleanable_dirty_ratio: float = _policy_field(
         0.5,
         "min.cleanable.dirty.ratio",
         RATIO,
@@ -223,7 +225,7 @@ class TopicPolicies:
         "cleanup.policy has `compact`.",
         "log.cleaner.min.cleanable.ratio",
     )
-    delete_retention_ms: int = _policy(
+    delete_retention_ms: int = _policy_field(
         0,
         "delete.retention.ms",
         Duration(),
@@ -231,7 +233,7 @@ class TopicPolicies:
         "log.cleaner.delete.retention.ms",
         unreadable=ALWAYS_MS,
     )
-    compaction_retain_null_key: bool = _policy(
+    compaction_retain_null_key: bool = _policy_field(
         False,
         "compaction.retain-null-key",
         BOOLEAN,
@@ -239,28 +241,28 @@ class TopicPolicies:
         "topicCompactionRetainNullKey",
         unreadable=True,
     )
-    compaction_tombstones_wait_for_cursors: bool = _policy(
+    compaction_tombstones_wait_for_cursors: bool = _policy_field(
         False,
         "compaction.tombstones-wait-for-cursors",
         BOOLEAN,
         "A tombstone stays until the slowest cursor of a compacted reader has passed it.",
         unreadable=True,
     )
-    compaction_key_ttl_ms: int | None = _policy(
+    compaction_key_ttl_ms: int | None = _policy_field(
         None,
         "compaction.key-ttl.ms",
         Optional(Duration(least=1)),
         "A key whose value is older than this is removed from the compacted ledger.",
         unreadable=None,
     )
-    compaction_event_time_order: bool = _policy(
+    compaction_event_time_order: bool = _policy_field(
         False,
         "compaction.event-time-order",
         BOOLEAN,
         "Of a key the message with the largest event time stays, not the newest one.",
         unreadable=NO_RUN,
     )
-    compaction_event_time_max_lateness_ms: int = _policy(
+    compaction_event_time_max_lateness_ms: int = _policy_field(
         7 * DAY_MS,
         "compaction.event-time-max-lateness.ms",
         Duration(),
@@ -268,21 +270,21 @@ class TopicPolicies:
         "event-time.max-lateness",
         unreadable=ALWAYS_MS,
     )
-    compaction_chunk_expiry_ms: int | None = _policy(
+    compaction_chunk_expiry_ms: int | None = _policy_field(
         DAY_MS,
         "compaction.chunk-expiry.ms",
         Optional(Duration(least=1)),
         "Chunks of a message that is still incomplete after this time are removed.",
         unreadable=None,
     )
-    compaction_topic_engine: str | None = _policy(
+    compaction_topic_engine: str | None = _policy_field(
         None,
         "compaction.topic-engine",
         Optional(Choice(("auto", "in-process", "spark"))),
         "Where compactions of the topic run; none: where the setting compaction.engine says. A service with the "
         "setting in-process, or with a Spark cluster, ignores it.",
     )
-    compaction_threshold_bytes: int = _policy(
+    compaction_threshold_bytes: int = _policy_field(
         0,
         "compaction.threshold.bytes",
         Size(),
@@ -291,26 +293,26 @@ class TopicPolicies:
         "compaction-threshold",
         "brokerServiceCompactionThresholdInBytes",
     )
-    compaction_threshold_messages: int = _policy(
+    compaction_threshold_messages: int = _policy_field(
         0,
         "compaction.threshold.messages",
         WholeNumber("messages"),
         "A compaction is due when more messages than this are after the horizon; 0: off.",
     )
-    table_enabled: bool = _policy(
+    table_enabled: bool = _policy_field(
         False,
         "table.enabled",
         BOOLEAN,
         "Each compaction also writes a snapshot of the topic's Iceberg table, which shows the compacted ledger.",
     )
-    table_format_version: int = _policy(
+    table_format_version: int = _policy_field(
         3,
         "table.format-version",
         WholeNumber("version", least=2, greatest=3),
         "Iceberg's format version of the table: 3 with deletion vectors, 2 with position deletes. A change begins a "
         "new history of snapshots.",
     )
-    table_snapshot_age_ms: int = _policy(
+    table_snapshot_age_ms: int = _policy_field(
         DAY_MS,
         "table.snapshot.age.ms",
         Duration(),
@@ -319,7 +321,7 @@ class TopicPolicies:
         "table.snapshot.age",
         unreadable=ALWAYS_MS,
     )
-    table_snapshots_max: int = _policy(
+    table_snapshots_max: int = _policy_field(
         10,
         "table.snapshots.max",
         WholeNumber("snapshots", least=1, greatest=1000),
@@ -327,7 +329,7 @@ class TopicPolicies:
         unreadable=1000,
     )
 
-    message_ttl_seconds: int = _policy(
+    message_ttl_seconds: int = _policy_field(
         0,
         "message.ttl.seconds",
         WholeNumber("seconds", greatest=_INT),
@@ -336,7 +338,7 @@ class TopicPolicies:
         "ttlDurationDefaultInSeconds",
         unreadable=0,
     )
-    backlog_quota_bytes: int = _policy(
+    backlog_quota_bytes: int = _policy_field(
         -1,
         "backlog.quota.bytes",
         Size(least=NO_LIMIT),
@@ -344,7 +346,7 @@ class TopicPolicies:
         "backlogQuotaDefaultLimitBytes",
         unreadable=NO_LIMIT,
     )
-    backlog_quota_bytes_action: str = _policy(
+    backlog_quota_bytes_action: str = _policy_field(
         HOLD,
         "backlog.quota.bytes.action",
         _OVER_QUOTA,
@@ -353,7 +355,7 @@ class TopicPolicies:
         "backlogQuotaDefaultRetentionPolicy",
         unreadable=HOLD,
     )
-    backlog_quota_seconds: int = _policy(
+    backlog_quota_seconds: int = _policy_field(
         -1,
         "backlog.quota.seconds",
         WholeNumber("seconds", least=NO_LIMIT, greatest=_INT),
@@ -361,7 +363,7 @@ class TopicPolicies:
         "backlogQuotaDefaultLimitSecond",
         unreadable=NO_LIMIT,
     )
-    backlog_quota_seconds_action: str = _policy(
+    backlog_quota_seconds_action: str = _policy_field(
         HOLD,
         "backlog.quota.seconds.action",
         _OVER_QUOTA,
@@ -369,7 +371,7 @@ class TopicPolicies:
         unreadable=HOLD,
     )
 
-    deduplication_enabled: bool = _policy(
+    deduplication_enabled: bool = _policy_field(
         False,
         "deduplication.enabled",
         BOOLEAN,
@@ -377,13 +379,13 @@ class TopicPolicies:
         "deduplicationEnabled",
         "brokerDeduplicationEnabled",
     )
-    replication_accept_gaps: bool = _policy(
+    replication_accept_gaps: bool = _policy_field(
         False,
         "replication.accept-gaps",
         BOOLEAN,
         "A cluster that replicates to the topic goes on without entries that a restored log lacks.",
     )
-    schema_compatibility_strategy: str = _policy(
+    schema_compatibility_strategy: str = _policy_field(
         "FULL",
         "schema.compatibility-strategy",
         Choice(tuple(item.value for item in SchemaCompatibilityStrategy)),
@@ -420,7 +422,7 @@ RETENTION_TIMES = ("retention.ms", "retention.minutes", "retention.hours")
 
 
 def policy(name: str) -> Policy:
-    """Return a policy by its name or an alias, in upper or lower case. Raises InvalidInput for an unknown name."""
+    """Return the policy of a name or alias, in upper or lower case. Raises InvalidInput for an unknown name."""
     known = _BY_ANY_NAME.get(name.strip().lower())
     if known is None:
         matches = difflib.get_close_matches(name.strip().lower(), _BY_ANY_NAME, n=5)
@@ -448,7 +450,7 @@ def decode_stored(name: str, stored: object) -> object:
 
 
 def to_json(name: str, value: object) -> object:
-    """Return a value as JSON has it: `parse` of it is equal to the value."""
+    """Return the JSON value of a value of the policy `name`, from which `parse` returns an equal value."""
     return policy(name).kind.to_json(value)
 
 

@@ -72,8 +72,8 @@ class CompactionTriggers:
     min_lag_ms: int = 0
 
     @property
-    def any(self) -> bool:
-        """True if any condition is set."""
+    def has_any(self) -> bool:
+        """True if any condition for a compaction is set."""
         return bool(self.threshold_bytes or self.threshold_messages or self.dirty_ratio is not None or self.max_lag_ms)
 
 
@@ -92,8 +92,8 @@ class PolicyResolution:
         return CompactionTriggers(
             policies.compaction_threshold_bytes,
             policies.compaction_threshold_messages,
-            policies.min_cleanable_dirty_ratio if compact or self._is_near(_RATIO) else None,
-            policies.max_compaction_lag_ms if compact or self._is_near(_LAG) else None,
+            policies.min_cleanable_dirty_ratio if compact or self._is_set_for_topic_or_namespace(_RATIO) else None,
+            policies.max_compaction_lag_ms if compact or self._is_set_for_topic_or_namespace(_LAG) else None,
             policies.min_compaction_lag_ms,
         )
 
@@ -103,14 +103,14 @@ class PolicyResolution:
 
         Then it has the cursor `__compaction`, and no message that no run has read is trimmed (S9).
         """
-        return self.triggers.any or any(
-            self._may_trigger(name, setting.origin) for name, setting in self.unreadable.items()
+        return self.triggers.has_any or any(
+            self._may_trigger_compaction(name, setting.origin) for name, setting in self.unreadable.items()
         )
 
-    def _is_near(self, name: str) -> bool:
+    def _is_set_for_topic_or_namespace(self, name: str) -> bool:
         return self.origins[name] in _NEAR
 
-    def _may_trigger(self, name: str, origin: PolicyOrigin) -> bool:
+    def _may_trigger_compaction(self, name: str, origin: PolicyOrigin) -> bool:
         return name in _TRIGGERS or (name in (_RATIO, _LAG) and origin in _NEAR)
 
 
@@ -123,10 +123,10 @@ def resolve(
     topic: Mapping[str, object],
     configured: Mapping[str, object] = _NONE,
 ) -> PolicyResolution:
-    """Return the policies of a topic from the settings of its scopes, the nearest last but for `configured`.
+    """Return the policies of a topic, resolved from the settings of its scopes: the nearest scope counts.
 
-    Settings are values by name, as `policies.parse` returns them, or UnreadableStoredValue. `configured`: the settings
-    file's, below the broker's.
+    Settings are values by name, as `policies.parse` returns them, or UnreadableStoredValue. `configured`: those of the
+    settings file, which count below the broker's.
     """
     values: dict[str, Any] = {policy.name: policy.default for policy in POLICIES.values()}
     origins = dict.fromkeys(POLICIES, PolicyOrigin.DEFAULT)

@@ -131,7 +131,7 @@ def test_a_publish_of_which_nothing_is_known_says_so(world: World, cut: Cut) -> 
     assert "before doing it again" in answer.value.remedy
     world.link.restore()
     # What the caller does next: it records its failure, which a run that has published does not take.
-    ended = world.store.runs.fail(run, ErrorText.of(answer.value))
+    ended = world.store.runs.fail(run, ErrorText.from_error(answer.value))
     if cut is Cut.BEFORE:
         assert ended.state is RunState.ERROR
         assert world.witness.topic_snapshot(world.topic.id).compacted == before[0].compacted

@@ -117,7 +117,7 @@ def take_out_the_compare_and_swap(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(publishing, "publish", careless)
     monkeypatch.setattr(publishing, "check_publish", lambda *_arguments: None)
-    monkeypatch.setattr(publishing, "_swap", swap_anything)
+    monkeypatch.setattr(publishing, "_compare_and_swap_generation", swap_anything)
     # The attempt, finished by the first publish, would still stop the second.
     monkeypatch.setattr(attempts, "check_unfinished", lambda *_arguments: None)
 

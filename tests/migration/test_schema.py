@@ -183,7 +183,7 @@ def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
     assert [(ledger.ledger_id, ledger.last_offset, ledger.deleted_at) for ledger in snapshot.ledgers] == [(5, 99, None)]
     assert snapshot.cursor is not None
     assert snapshot.cursor.properties == {"CompactedTopicLedger": "77"}
-    assert not store.segments.roll_requested(topic.id)
+    assert not store.segments.is_roll_requested(topic.id)
     assert store.policies.effective(topic) == TopicPolicies()
     lease = store.leases.acquire(topic.id, "writer", 1)
     segment = SegmentRecord(store.ledgers.allocate_ids(1), 100, "ab" * 16, SegmentState.OPEN, created_at=1)
@@ -226,7 +226,7 @@ def test_texts_of_errors_come_to_have_parts(empty: list[Database]) -> None:
         runs = store.runs.of_topic(topic.id, 5)
         parts = ErrorText("it failed", "s3://b failed\nand more")
         assert [run.error for run in runs] == [ErrorText(), ErrorText(plain), parts]
-        assert [run.tail_error for run in runs] == [ErrorText(), ErrorText("left", "left in /log"), ErrorText()]
+        assert [run.skipped_tail_error for run in runs] == [ErrorText(), ErrorText("left", "left in /log"), ErrorText()]
         assert runs[1].statistics["parts"] == 3
         assert store.compaction_control.get(topic.id).last_error == parts
         store.runs.cancel(store.runs.claim(topic.id, "worker", {}, 1).run_id, "not wanted")

@@ -75,7 +75,7 @@ def live(bench: Workbench, topic: Topic, seed: int, version: int) -> Iterator[Ma
         if topic.snapshot().compacted is None or outcome.run is None:
             continue
         manifest = manifest_of(bench, topic)
-        assert manifest.table is not None, outcome.run.table_error
+        assert manifest.table is not None, outcome.run.iceberg_table_error
         assert manifest.table.ledger_id == manifest.ledger_id
         yield manifest
 

@@ -31,10 +31,10 @@ def test_a_topic_is_copied_to_a_new_bench_of_that_time_and_built_on_others(tmp_p
     assert built[1:] == [built[0] + 1]
 
     changed.metadata.policies.change([BROKER], {"compaction.threshold.messages": 7})
-    stored = changed.metadata.policies.stored_of_scope(BROKER)
+    stored = changed.metadata.policies.of_scope(BROKER)
     topic = changed.built(build)
     assert len(built) == 3
-    assert changed.metadata.policies.stored_of_scope(BROKER) == stored
+    assert changed.metadata.policies.of_scope(BROKER) == stored
     assert changed.built(build).record.uid == topic.record.uid, "it has a topic already: no copy replaces it"
     assert len(built) == 4
     for bench in (first, second, later, changed):

@@ -180,7 +180,7 @@ class MirrorService:
 
             async def failed(error: CompactorError) -> None:
                 totals.errors += 1
-                await self._store_error(record, ErrorText.of(error))
+                await self._store_error(record, ErrorText.from_error(error))
 
             session: MirrorSession | None = None
             reporting: asyncio.Task[None] | None = None
@@ -199,7 +199,7 @@ class MirrorService:
                 totals.errors += 1
                 if not isinstance(error, CompactorError):
                     LOG.exception("the mirror %s failed in an unexpected way", record.topic)
-                await self._store_error(record, ErrorText.of(error))
+                await self._store_error(record, ErrorText.from_error(error))
             finally:
                 self._sessions.pop(record.topic, None)
                 if reporting is not None and session is not None:
@@ -214,7 +214,7 @@ class MirrorService:
         if error:
             LOG.warning("the mirror %s tries again: %s", record.topic, error)
         try:
-            await self._run_in_database_pool(self._mirrors.note_error, record.topic, error)
+            await self._run_in_database_pool(self._mirrors.store_error, record.topic, error)
         except CompactorError as failure:
             LOG.warning("the state of the mirror %s is not stored: %s", record.topic, one_line(failure))
             return
@@ -226,7 +226,9 @@ class MirrorService:
         LOG.error("the mirror %s stops: %s", record.topic, one_line(error))
         while True:
             try:
-                await self._run_in_database_pool(self._mirrors.fail, record.topic, ErrorText.of(error), error.gap)
+                await self._run_in_database_pool(
+                    self._mirrors.fail, record.topic, ErrorText.from_error(error), error.gap
+                )
                 return
             except CompactorError as failure:
                 LOG.warning("the state of the mirror %s is not stored: %s", record.topic, one_line(failure))
@@ -245,7 +247,7 @@ class MirrorService:
             }
             try:
                 if changed:
-                    await self._run_in_database_pool(self._mirrors.report, record.topic, changed)
+                    await self._run_in_database_pool(self._mirrors.store_progress, record.topic, changed)
             except CompactorError as error:
                 LOG.debug("the progress of the mirror %s is not stored: %s", record.topic, one_line(error))
                 continue
@@ -263,7 +265,7 @@ class MirrorService:
         progress = _progress_by_partition(session.ended)
         try:
             if progress:
-                await self._run_in_database_pool(self._mirrors.report, record.topic, progress)
+                await self._run_in_database_pool(self._mirrors.store_progress, record.topic, progress)
         except CompactorError as error:
             LOG.debug("the progress of the mirror %s is not stored: %s", record.topic, one_line(error))
 

@@ -238,7 +238,7 @@ class MirrorSession:
             if last is None and start is None:
                 offset = await self._cluster.earliest_or_latest_offset(topic.leaders[number], number, protocol.EARLIEST)
                 await context.run_in_database_pool(
-                    context.broker.environment.metadata.mirrors.begin, self._mirror.topic, number, offset
+                    context.broker.environment.metadata.mirrors.set_start_offset, self._mirror.topic, number, offset
                 )
             else:
                 offset = max(0 if last is None else last + 1, start or 0)
@@ -252,7 +252,7 @@ class MirrorSession:
 
         async def store_epochs(epochs: Sequence[LeaderEpoch]) -> None:
             mirrors = context.broker.environment.metadata.mirrors
-            await context.run_in_database_pool(mirrors.note_epochs, self._mirror, number, epochs)
+            await context.run_in_database_pool(mirrors.store_epochs, self._mirror, number, epochs)
 
         return PartitionMirror(
             f"{self._topic_name}-{number}",

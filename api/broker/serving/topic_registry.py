@@ -203,7 +203,7 @@ class TopicRegistry:
         sequence ids. For threads."""
         deduplicates = self._is_deduplication_enabled(record)
         if not deduplicates:  # switched on again, it begins at the topic's end
-            self._metadata.producer_sequences.end_producers(record.id)
+            self._metadata.producer_sequences.delete_sequence_ids(record.id)
         return ProducerState(deduplicates, self._metadata.topics.producer_epoch(record.id))
 
     def _new_deduplication(self, storage: Topic, of_producers: bool) -> Deduplication:

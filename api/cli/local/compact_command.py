@@ -247,7 +247,7 @@ class _CompactionCommand:
                 policies = self._run_policies(snapshot.topic)
                 new = not nothing_new(environment.metadata, environment.store, environment.clock, snapshot, policies)
                 new = new or (for_a_run and _has_unsealed_messages(topic, snapshot))
-                engine = environment.metadata.policies.resolved(snapshot.topic).policies.compaction_topic_engine
+                engine = environment.metadata.policies.resolve_policies(snapshot.topic).policies.compaction_topic_engine
             except (Unavailable, Misconfigured):
                 raise  # not a problem of this topic: the next would fail, too
             except Exception as error:

@@ -37,11 +37,11 @@ def report_outcomes(
         if topic_count == 1 and outcome.error is None:
             for line in outcome_lines(outcome):
                 say(line)
-        if outcome.run is not None and outcome.run.tail_error:
-            left = outcome.run.tail_error.worded(OPERATOR_WORDING)
+        if outcome.run is not None and outcome.run.skipped_tail_error:
+            left = outcome.run.skipped_tail_error.worded(OPERATOR_WORDING)
             say(f"{outcome.topic}: what is not sealed yet was left to a later run: {left}")
-        if outcome.run is not None and outcome.run.table_error:
-            error = outcome.run.table_error.worded(OPERATOR_WORDING)
+        if outcome.run is not None and outcome.run.iceberg_table_error:
+            error = outcome.run.iceberg_table_error.worded(OPERATOR_WORDING)
             say(f"{outcome.topic}: its Iceberg table stays as it was: {error}")
         if as_json:
             print(json.dumps(_outcome_document(metadata, outcome)), flush=True)  # noqa: T201

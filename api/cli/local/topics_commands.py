@@ -193,7 +193,7 @@ def release_lease(
     reject_yes_with_dry_run(yes, dry_run)
     with open_existing_for_writing(context.obj, dry_run=not yes) as environment:
         from api.broker import topics
-        from storage.metadata.leases import shown_time
+        from storage.metadata.leases import time_text
 
         leases = topics.revoke_leases(environment, topic, force=force, dry_run=not yes)
         for record, lease in leases:
@@ -201,7 +201,7 @@ def release_lease(
                 print_line(f"Topic {record.name}: no process owns its lease")
                 continue
             verb = "released" if yes else "would be released"
-            print_line(f"Topic {record.name}: the lease of {lease.owner}, until {shown_time(lease.expires_at)}, {verb}")
+            print_line(f"Topic {record.name}: the lease of {lease.owner}, until {time_text(lease.expires_at)}, {verb}")
     if not yes and any(lease is not None for _, lease in leases):
         say("Nothing was released: make sure that the owner is dead, and give --yes")
 
@@ -229,7 +229,7 @@ def trim_topic(
         record = open_topic(environment, topic).record
         trimmed = compaction.trim_topic(environment, record, position, dry_run=not yes, force=force)
         if position is None:
-            resolved = environment.metadata.policies.resolved(record)
+            resolved = environment.metadata.policies.resolve_policies(record)
             if (unreadable := resolved.unreadable.get("cleanup.policy")) is not None:
                 say(f"Nothing of {topic} goes: its cleanup.policy cannot be read ({unreadable.stored.reason})")
             elif not resolved.policies.cleanup_policy:
@@ -284,7 +284,7 @@ def stats_document(
             "segments": len(snapshot.segments),
             "messages": unsealed.messages,
             "logical_bytes": unsealed.bytes,
-            "given_up": sum(segment.tried_too_often for segment in snapshot.segments),
+            "given_up": sum(segment.has_exceeded_sealing_tries for segment in snapshot.segments),
         },
         "compacted": None
         if compacted is None

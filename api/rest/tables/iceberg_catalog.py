@@ -154,7 +154,7 @@ def _visible(broker: Broker, request: Request, path: Sequence[str], after: str =
     """Yield the topics of a tenant or namespace with tables that the caller may consume, in the database's order."""
     access = cast(AuthorizationService, request.app.state.access)
     may = access.topic_filter(caller_of(request), (AuthAction.CONSUME,))
-    while page := broker.environment.metadata.topics.with_tables(path, after, PAGE):
+    while page := broker.environment.metadata.topics.with_iceberg_tables(path, after, PAGE):
         for name in page:
             if [name.tenant, name.namespace][: len(path)] == path and may(name):
                 yield name

@@ -18,7 +18,7 @@ import pytest
 
 from api.components import open_environment
 from api.settings.settings import Settings
-from storage.metadata.leases import shown_time
+from storage.metadata.leases import time_text
 from storage.model import TopicName
 from tests.clients.cli.conftest import objects, write_lines
 from tests.clocks import ManualClock
@@ -321,7 +321,7 @@ def test_the_lease_of_a_dead_process_elsewhere_is_released(program: Program, clo
     hold_lease(history, 60_000)
     program("topics", "release-lease", history, "--yes", "--dry-run").refused(2, "do not go together")
     result = program("topics", "release-lease", history).done()
-    until = shown_time(clock.now_ms() + 60_000)
+    until = time_text(clock.now_ms() + 60_000)
     assert f"otherhost:4711:cafe, until {until}, would be released" in result.stdout
     assert "give --yes" in result.stderr
     refused = program("import", history, "-", stdin=LINE)

@@ -417,8 +417,8 @@ def test_the_service_page_lists_mirrors(served: Served) -> None:
     assert "Mirrors of Kafka" not in page(served.client, "/dashboard/service")
     mirrors, topic = served.broker.environment.metadata.mirrors, TopicName.parse("mirrored")
     mirrors.add(MirrorRecord(topic, "kafka://broker:9092/<users>", {}, "cluster", "ab" * 16))
-    mirrors.report(topic, {0: MirrorProgress(1_000, 4_000, 20), 1: MirrorProgress(5, 5, 3)})
-    mirrors.note_error(topic, ErrorText("Kafka does not answer"))
+    mirrors.store_progress(topic, {0: MirrorProgress(1_000, 4_000, 20), 1: MirrorProgress(5, 5, 3)})
+    mirrors.store_error(topic, ErrorText("Kafka does not answer"))
     text = page(served.client, "/dashboard/service")
     mirrors.remove(topic)
     assert '<a href="/dashboard/topics/public/default/mirrored">' in text

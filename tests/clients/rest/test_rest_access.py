@@ -143,7 +143,7 @@ def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient)
     grant = "/admin/v2/namespaces/public/default/permissions/clerk"
     assert client.post(grant, json=["compact"], headers=root).status_code == 204
     metadata = cast(Any, client.app).state.broker.environment.metadata
-    error = ErrorText.of(Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
+    error = ErrorText.from_error(Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
     record = metadata.topics.get(TopicName.parse("persistent://public/default/fails"))
     metadata.runs.fail(metadata.runs.claim(record.id, "one", {}, 1000), error)
     metadata.compaction_control.record_failure(record.id, error, 0)

@@ -227,14 +227,14 @@ def test_a_namespace_is_found_without_the_names_of_others(served: Served, monkey
     topics = served.broker.environment.metadata.topics
     returned: list[TopicName] = []
     monkeypatch.setattr("api.rest.tables.iceberg_catalog.PAGE", 1)
-    read = type(topics).with_tables
+    read = type(topics).with_iceberg_tables
 
-    def with_tables(*arguments: Any) -> list[TopicName]:
+    def with_iceberg_tables(*arguments: Any) -> list[TopicName]:
         names = read(*arguments)
         returned.extend(names)
         return names
 
-    monkeypatch.setattr(type(topics), "with_tables", with_tables)
+    monkeypatch.setattr(type(topics), "with_iceberg_tables", with_iceberg_tables)
     assert ask(served, path_of(PUBLIC), verb="HEAD").status_code == 204
     assert [(name.tenant, name.namespace) for name in returned] == [("public", "default")]
 

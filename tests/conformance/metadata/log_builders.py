@@ -92,7 +92,7 @@ def state(store: MetadataStore, topic: TopicRecord) -> tuple[object, ...]:
         store.topic_snapshot(topic.id),
         store.pins.gc_snapshot(topic.id),
         store.segments.of_topic(topic.id),
-        store.segments.roll_requested(topic.id),
+        store.segments.is_roll_requested(topic.id),
     )
 
 

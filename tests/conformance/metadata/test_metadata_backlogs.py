@@ -30,7 +30,7 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
     opened = SegmentRecord(store.ledgers.allocate_ids(1), 14, "ab" * 16, SegmentState.OPEN, created_at=2)
     store.segments.open(lease, opened)
 
-    backlogs = store.backlogs.of([empty.id, never.id, behind.id])
+    backlogs = store.backlogs.of_topics([empty.id, never.id, behind.id])
     now = {item.topic.name: store.topics.get(item.topic.name) for item in backlogs}
     assert backlogs == [
         CompactionBacklogRecord(now[empty.name]),
@@ -53,8 +53,8 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
         ),
     ]
     assert store.backlogs.of_all() == backlogs
-    assert store.backlogs.of([never.id, 10**6]) == [backlogs[1]]
-    assert store.backlogs.of([]) == []
+    assert store.backlogs.of_topics([never.id, 10**6]) == [backlogs[1]]
+    assert store.backlogs.of_topics([]) == []
     assert [[item.id for item in page] for page in store.topics.in_pages(1)] == [[empty.id], [never.id], [behind.id]]
 
 
@@ -65,5 +65,5 @@ def test_a_ledger_that_straddles_the_horizon_counts_by_its_share(store: Metadata
 
     inside = replace(end_of(first), offset=5)
     store.publishing.publish(run, 0, compacted(store, run, 1, inside), {})
-    (backlog,) = store.backlogs.of([topic.id])
+    (backlog,) = store.backlogs.of_topics([topic.id])
     assert (backlog.horizon, backlog.closed_messages, backlog.closed_bytes) == (5, 6, 600)

@@ -16,7 +16,7 @@ from storage.metadata.records import SERVICE_DEAD_MS, AttemptKind, Lease, Servic
 from storage.metadata.segments import DELETED_MS
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, TopicName
-from storage.owner import is_alive_here, owner_name
+from storage.owner import is_alive_here, new_owner_name
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once, finished_at, ledger
 from tests.conformance.metadata.conftest import OpenStores
@@ -138,9 +138,9 @@ def test_a_lease_is_ended_for_a_dead_owner(store: MetadataStore, topic: TopicRec
         store.leases.revoke(topic.id + 1)
 
 
-@pytest.mark.parametrize("alive", ["service:7:aa", owner_name()], ids=["a service", "a process of this machine"])
+@pytest.mark.parametrize("alive", ["service:7:aa", new_owner_name()], ids=["a service", "a process of this machine"])
 def test_a_lease_of_a_live_owner_is_ended_by_force_alone(store: MetadataStore, topic: TopicRecord, alive: str) -> None:
-    if not is_alive_here(owner_name()) and alive != "service:7:aa":
+    if not is_alive_here(new_owner_name()) and alive != "service:7:aa":
         pytest.skip("the system does not tell which processes live")
     store.services.heartbeat(ServiceRecord("service:7:bb", "http://there", None, 0, 0))
     lease = store.leases.acquire(topic.id, alive, TTL)

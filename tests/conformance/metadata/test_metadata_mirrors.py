@@ -26,11 +26,11 @@ def test_a_mirror_is_added_once_and_removed(store: MetadataStore, clock: ManualC
     other = replace(added, topic=TopicName.parse("a"))
     mirrors.add(other)
     assert mirrors.all() == [other, added]
-    mirrors.report(TOPIC, {0: MirrorProgress(1, 2, 3)})
+    mirrors.store_progress(TOPIC, {0: MirrorProgress(1, 2, 3)})
     mirrors.remove(TOPIC)
     assert mirrors.all() == [other]
     assert mirrors.partitions(TOPIC) == []
-    mirrors.report(TOPIC, {0: MirrorProgress(1, 2, 3)})
+    mirrors.store_progress(TOPIC, {0: MirrorProgress(1, 2, 3)})
     assert mirrors.partitions(TOPIC) == [], "a late report leaves no row"
     for call in (mirrors.get, mirrors.pause, mirrors.remove, lambda topic: mirrors.resume(topic, {}, False)):
         with pytest.raises(NotFound, match="users is no mirror"):
@@ -40,17 +40,17 @@ def test_a_mirror_is_added_once_and_removed(store: MetadataStore, clock: ManualC
 def test_it_stops_pauses_and_goes_on(store: MetadataStore, clock: ManualClock) -> None:
     mirrors = store.mirrors
     mirrors.add(NEW)
-    mirrors.note_error(TOPIC, ERROR)
+    mirrors.store_error(TOPIC, ERROR)
     assert (mirrors.get(TOPIC).state, mirrors.get(TOPIC).error) == (MirrorState.RUNNING, ERROR)
     changed = mirrors.get(TOPIC).changed_at
     clock.advance(5)
-    mirrors.note_error(TOPIC, NO_ERROR)
+    mirrors.store_error(TOPIC, NO_ERROR)
     assert mirrors.get(TOPIC).changed_at == changed, "an error of a try changes no decision"
     mirrors.fail(TOPIC, ERROR, (3, 70))
     failed = mirrors.get(TOPIC)
     assert (failed.state, failed.error, failed.changed_at) == (MirrorState.FAILED, ERROR, changed + 5)
     assert mirrors.counts() == {MirrorState.FAILED: 1}
-    mirrors.note_error(TOPIC, NO_ERROR)
+    mirrors.store_error(TOPIC, NO_ERROR)
     mirrors.fail(TOPIC, ErrorText("another"))
     assert mirrors.get(TOPIC).error == ERROR, "a service that is late changes nothing"
     mirrors.resume(TOPIC, {"empty_values": "delete"}, False)
@@ -67,13 +67,13 @@ def test_it_stops_pauses_and_goes_on(store: MetadataStore, clock: ManualClock) -
     removed = mirrors.get(TOPIC)
     mirrors.remove(TOPIC)
     mirrors.fail(TOPIC, ERROR, (3, 73))
-    mirrors.begin(TOPIC, 3, 73)
-    mirrors.note_epochs(removed, 3, [LeaderEpoch(0, 1)])
+    mirrors.set_start_offset(TOPIC, 3, 73)
+    mirrors.store_epochs(removed, 3, [LeaderEpoch(0, 1)])
     mirrors.add(NEW)
-    mirrors.note_epochs(removed, 3, [LeaderEpoch(0, 1)])
-    mirrors.note_epochs(replace(mirrors.get(TOPIC), source_topic_id="cd" * 16), 3, [LeaderEpoch(0, 1)])
+    mirrors.store_epochs(removed, 3, [LeaderEpoch(0, 1)])
+    mirrors.store_epochs(replace(mirrors.get(TOPIC), source_topic_id="cd" * 16), 3, [LeaderEpoch(0, 1)])
     assert mirrors.partitions(TOPIC) == [], "a late service leaves no row"
-    mirrors.begin(TOPIC, 3, 74)
+    mirrors.set_start_offset(TOPIC, 3, 74)
     assert mirrors.partitions(TOPIC) == [MirrorPartition(3, 74, None, None, None)]
 
 
@@ -83,14 +83,14 @@ def test_reports_keep_decisions(store: MetadataStore, clock: ManualClock) -> Non
     mirrors.fail(TOPIC, ERROR, (1, 9))
     mirrors.resume(TOPIC, {}, True)
     first, second = MirrorProgress(5, 1 << 40, 7), MirrorProgress(10, 8, 0)
-    mirrors.report(TOPIC, {1: first, 0: second})
+    mirrors.store_progress(TOPIC, {1: first, 0: second})
     now = clock.now_ms()
     assert mirrors.partitions(TOPIC) == [
         MirrorPartition(0, None, None, second, now),
         MirrorPartition(1, 9, None, first, now),
     ]
     epochs = (LeaderEpoch(0, 3), LeaderEpoch(1 << 40, 4))
-    mirrors.note_epochs(mirrors.get(TOPIC), 1, epochs)
+    mirrors.store_epochs(mirrors.get(TOPIC), 1, epochs)
     mirrors.clear_progress(TOPIC, 1)
     assert mirrors.partitions(TOPIC)[1] == MirrorPartition(1, 9, None, None, now, epochs)
     assert (first.lag, second.lag) == ((1 << 40) - 5, 0)

@@ -71,7 +71,7 @@ def test_every_policy_comes_back_as_it_was_set(store: MetadataStore, topic: Topi
         assert store.policies.readable_of_scope(topic_scope(topic))[name] == value
     values = {name: value for name, (_, value) in EXAMPLES.items()}
     assert store.policies.readable_of_scope(topic_scope(topic)) == values
-    resolved = store.policies.resolved(topic)
+    resolved = store.policies.resolve_policies(topic)
     assert {name: getattr(resolved.policies, POLICIES[name].attribute) for name in POLICIES} == values
     assert set(resolved.origins.values()) == {PolicyOrigin.TOPIC}
     assert resolved.policies == store.policies.effective(topic)
@@ -84,7 +84,7 @@ def test_a_policy_is_kept_under_its_own_name(store: MetadataStore) -> None:
     assert store.policies.readable_of_scope(BROKER) == {"retention.ms": 172_800_000}
     for name in ("Log.Retention.MS", "retention.ms"):
         store.policies.change([BROKER], {}, [name])
-        assert store.policies.stored_of_scope(BROKER) == {}
+        assert store.policies.of_scope(BROKER) == {}
     assert store.policies.readable_of_scope(BROKER) == {}
 
 
@@ -92,7 +92,7 @@ def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> N
     name = "segment.bytes"
 
     def nearest(of: TopicRecord = topic) -> tuple[int, PolicyOrigin]:
-        resolved = store.policies.resolved(of)
+        resolved = store.policies.resolve_policies(of)
         return resolved.policies.segment_bytes, resolved.origins[name]
 
     assert store.policies.effective(topic) == TopicPolicies()
@@ -185,7 +185,7 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
         store_policy(store, scope, "segment.bytes", 1 << 40)
     store_policy(store, BROKER, "cleanup.policy", ["tier"])
 
-    resolved = store.policies.resolved(other)
+    resolved = store.policies.resolve_policies(other)
     assert (resolved.policies.retention_ms, resolved.policies.cleanup_policy) == (5, frozenset())
     assert {name: unreadable.origin for name, unreadable in resolved.unreadable.items()} == {
         "segment.bytes": PolicyOrigin.NAMESPACE,
@@ -194,8 +194,8 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
     assert store.policies.resolver().resolve(other) == resolved
     assert store.policies.inherited_policies(NAMESPACE) == resolved
     assert store.policies.readable_of_scope(BROKER) == {"retention.ms": 5}
-    assert isinstance(store.policies.stored_of_scope(BROKER)["cleanup.policy"], UnreadableStoredValue)
-    assert [(item.scope, item.name, item.stored.value) for item in store.policies.unreadable()] == [
+    assert isinstance(store.policies.of_scope(BROKER)["cleanup.policy"], UnreadableStoredValue)
+    assert [(item.scope, item.name, item.stored.value) for item in store.policies.unreadable_policies()] == [
         ("the broker", "cleanup.policy", ["tier"]),
         ("the namespace public/default", "segment.bytes", 1 << 40),
         (f"the topic {topic.name}", "segment.bytes", 1 << 40),
@@ -205,7 +205,7 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
     store.policies.change([topic_scope(topic)], {"segment.bytes": 1 << 20})
     store.policies.change([BROKER], {}, ["cleanup.policy"])
     store.policies.change([NAMESPACE], {}, ["segment.bytes"])
-    assert store.policies.unreadable() == []
+    assert store.policies.unreadable_policies() == []
 
 
 TRIGGERS = {
@@ -275,7 +275,7 @@ def test_policies_never_touch_a_cursor(store: MetadataStore, topic: TopicRecord)
             store.policies.change([scope], {name: setting})
         for name in EXAMPLES:
             store.policies.change([scope], {}, [name])
-        assert store.policies.stored_of_scope(scope) == {}
+        assert store.policies.of_scope(scope) == {}
     assert (state(store, topic), store.cursors.of_topic(topic.id)) == before
 
 

@@ -20,13 +20,13 @@ from tests.conformance.metadata.log_builders import rolled, state
 def test_they_are_stored_and_deleted(store: MetadataStore, topic: TopicRecord, other: TopicRecord) -> None:
     sequences = store.producer_sequences
     assert sequences.of_topic(topic.id) is None
-    sequences.end_producers(topic.id)
+    sequences.delete_sequence_ids(topic.id)
     sequences.store(topic.id, ProducerSequences(7, {"ä": 1 << 62, "b": -1}))
     sequences.store(other.id, ProducerSequences(3, {}))
     assert sequences.of_topic(topic.id) == ProducerSequences(7, {"ä": 1 << 62, "b": -1})
     sequences.store(topic.id, ProducerSequences(9, {"b": 5}))
     assert sequences.of_topic(topic.id) == ProducerSequences(9, {"b": 5}), "who is not known any more is forgotten"
-    sequences.end_producers(topic.id)
+    sequences.delete_sequence_ids(topic.id)
     assert sequences.of_topic(topic.id) is None
     assert sequences.of_topic(other.id) == ProducerSequences(3, {})
     with pytest.raises(TopicNotFound):
@@ -104,10 +104,10 @@ def test_sources_are_kept_with_the_furthest_progress(store: MetadataStore, topic
 def test_sources_outlive_the_deduplication_of_producers(store: MetadataStore, topic: TopicRecord) -> None:
     sequences = store.producer_sequences
     sequences.store(topic.id, ProducerSequences(9, {"a": 4}, {}))
-    sequences.end_producers(topic.id)
+    sequences.delete_sequence_ids(topic.id)
     assert sequences.of_topic(topic.id) == ProducerSequences(9, None, {}), "a replicator has connected"
     sequences.store(topic.id, ProducerSequences(10, None, {"us": US}))
-    sequences.end_producers(topic.id)
+    sequences.delete_sequence_ids(topic.id)
     assert sequences.of_topic(topic.id) == ProducerSequences(10, None, {"us": US})
     sequences.store(topic.id, ProducerSequences(11, {"a": 0}, {"us": US}))
     assert sequences.of_topic(topic.id) == ProducerSequences(11, {"a": 0}, {"us": US})

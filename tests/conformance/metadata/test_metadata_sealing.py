@@ -151,7 +151,7 @@ def test_what_is_sealed_is_not_sealed_again(store: MetadataStore, topic: TopicRe
     rolled(store, topic, 2)
     (created,) = seal_all(store, topic)
     if forgotten:
-        store.sealing.purge(topic.id, created.ledger_id)
+        store.sealing.purge_segment(topic.id, created.ledger_id)
     late = store.attempts.begin(topic.id, AttemptKind.SEAL, "late")
     before = state(store, topic)
     with pytest.raises(Fenced, match=f"ledger {created.ledger_id} .* is sealed already"):
@@ -221,7 +221,7 @@ def test_only_a_sealed_segment_is_forgotten(store: MetadataStore, topic: TopicRe
     before = state(store, topic)
     for segment in (closed, open_):
         with pytest.raises(AssertionError, match="seal it before its row is purged"):
-            store.sealing.purge(topic.id, segment.ledger_id)
+            store.sealing.purge_segment(topic.id, segment.ledger_id)
     assert state(store, topic) == before
 
 

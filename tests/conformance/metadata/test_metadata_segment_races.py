@@ -209,7 +209,7 @@ def test_snapshots_never_miss_or_repeat_a_message(open_stores: OpenStores, topic
                 written = "write" in over
                 for created in seal_all(sealer, topic):
                     step()
-                    sealer.sealing.purge(topic.id, created.ledger_id)
+                    sealer.sealing.purge_segment(topic.id, created.ledger_id)
         finally:
             over.append("seal")
             step()

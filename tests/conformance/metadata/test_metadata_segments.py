@@ -56,8 +56,8 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     assert finished_at(store, attempt.attempt_id) == clock.now_ms()
 
     assert store.sealing.removable_segments(LOG_UID, clock.now_ms()) == [(store.topics.get(topic.name), sealed)]
-    store.sealing.purge(topic.id, sealed.ledger_id)
-    store.sealing.purge(topic.id, sealed.ledger_id)
+    store.sealing.purge_segment(topic.id, sealed.ledger_id)
+    store.sealing.purge_segment(topic.id, sealed.ledger_id)
     assert store.segments.of_topic(topic.id) == []
     assert store.topic_snapshot(topic.id) == after
 
@@ -188,7 +188,7 @@ def test_an_open_segment_that_holds_nothing_is_dropped(store: MetadataStore, top
         store.segments.drop_empty(lease, segment.ledger_id)
         store.segments.drop_empty(lease, segment.ledger_id)
         assert store.segments.of_topic(topic.id) == [before]
-        assert not store.segments.roll_requested(topic.id)
+        assert not store.segments.is_roll_requested(topic.id)
         with pytest.raises(AssertionError, match="is ROLLED; only an open segment"):
             store.segments.drop_empty(lease, before.ledger_id)
         assert opened(store, lease, topic).first_offset == 1
@@ -210,27 +210,27 @@ def test_a_wish_to_roll_lasts_until_it_is_fulfilled(
 ) -> None:
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
-        assert not store.segments.roll_requested(topic.id)
+        assert not store.segments.is_roll_requested(topic.id)
         store.segments.request_roll(topic.id)
         store.segments.request_roll(topic.id)
-        assert store.segments.roll_requested(topic.id)
-        assert not store.segments.roll_requested(other.id)
+        assert store.segments.is_roll_requested(topic.id)
+        assert not store.segments.is_roll_requested(other.id)
         store.segments.roll(lease, segment.ledger_id, content(segment, 1))
-        assert not store.segments.roll_requested(topic.id)
+        assert not store.segments.is_roll_requested(topic.id)
         store.segments.request_roll(topic.id)
         store.segments.roll(lease, segment.ledger_id, content(segment, 1))
-        assert store.segments.roll_requested(topic.id), "a roll of before fulfils no wish of after"
+        assert store.segments.is_roll_requested(topic.id), "a roll of before fulfils no wish of after"
         store.segments.clear_roll_request(lease)
-        assert not store.segments.roll_requested(topic.id)
+        assert not store.segments.is_roll_requested(topic.id)
 
 
 def test_a_topic_that_is_not_there(store: MetadataStore, topic: TopicRecord) -> None:
     nowhere = topic.id + 1
     for call in (
         lambda: store.segments.request_roll(nowhere),
-        lambda: store.segments.roll_requested(nowhere),
+        lambda: store.segments.is_roll_requested(nowhere),
         lambda: store.sealing.claim(nowhere, "sealer", LOG_UID, TTL),
-        lambda: store.sealing.purge(nowhere, 1),
+        lambda: store.sealing.purge_segment(nowhere, 1),
         lambda: store.trimming.trim(nowhere, 0, [], force=True),
         lambda: store.trimming.purge(nowhere, 0),
     ):

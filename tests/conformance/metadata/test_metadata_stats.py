@@ -16,7 +16,7 @@ from tests.cursors import merge
 
 
 def test_a_topic_without_messages(store: MetadataStore, topic: TopicRecord) -> None:
-    stats = store.stats.of(topic.name, with_ledgers=True)
+    stats = store.stats.of_topic(topic.name, with_ledgers=True)
     assert (stats.topic, stats.segments, stats.cursors, stats.ledgers) == (topic, (), (), ())
     assert (stats.sums.entries, stats.sums.logical_bytes, stats.sums.first_offset) == (0, 0, None)
     assert (stats.compacted, stats.succeeded, stats.failed) == (None, None, None)
@@ -24,7 +24,7 @@ def test_a_topic_without_messages(store: MetadataStore, topic: TopicRecord) -> N
 
 def test_a_topic_that_does_not_exist(store: MetadataStore) -> None:
     with pytest.raises(TopicNotFound):
-        store.stats.of(TopicName.parse("nosuch"))
+        store.stats.of_topic(TopicName.parse("nosuch"))
 
 
 def test_sums_and_lines_are_those_of_the_topic_alone(
@@ -32,20 +32,20 @@ def test_sums_and_lines_are_those_of_the_topic_alone(
 ) -> None:
     append(store, other, 1000)
     created = append(store, topic, 5, 7)
-    stats = store.stats.of(topic.name, with_ledgers=True)
+    stats = store.stats.of_topic(topic.name, with_ledgers=True)
     assert (stats.sums.entries, stats.sums.logical_bytes, stats.sums.first_offset) == (12, 1200, 0)
     assert stats.sums.max_publish_time == BIG + 1
     assert [(line.ledger_id, line.entries, line.last_message_id) for line in stats.ledgers] == [
         (item.ledger_id, item.entries, item.last_message_id) for item in created
     ]
-    assert store.stats.of(topic.name).ledgers == ()
+    assert store.stats.of_topic(topic.name).ledgers == ()
 
 
 def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) -> None:
     first, second = append(store, topic, 5, 7)
     for name, mark in (("at-start", None), ("in-between", end_of(first)), ("at-end", end_of(second))):
         store.cursors.create(topic.id, name, mark, {"who": name})
-    cursors = {cursor.record.name: cursor for cursor in store.stats.of(topic.name).cursors}
+    cursors = {cursor.record.name: cursor for cursor in store.stats.of_topic(topic.name).cursors}
     assert {name: (cursor.record.mark_delete_offset, cursor.sealed_bytes) for name, cursor in cursors.items()} == {
         "at-start": (-1, 1200),
         "in-between": (4, 700),
@@ -63,7 +63,7 @@ def test_a_ledger_that_straddles_a_cursor_counts_by_its_share(
     ledger = first if mark < 5 else second
     at = LogPosition(mark, MessageId(ledger.ledger_id, mark - ledger.first_offset))
     store.cursors.create(topic.id, "s", at, {})
-    (cursor,) = store.stats.of(topic.name).cursors
+    (cursor,) = store.stats.of_topic(topic.name).cursors
     assert cursor.sealed_bytes == size
 
 
@@ -74,7 +74,7 @@ def test_single_acknowledgements_are_counted(store: MetadataStore, topic: TopicR
     store.cursors.create(topic.id, "s", None, {})
     life = store.cursors.load(topic.id, "s", 1 << 20).incarnation
     merge(store, topic.id, "s", life, None, {0: BitMap([2, 3, 7])})
-    (cursor,) = store.stats.of(topic.name).cursors
+    (cursor,) = store.stats.of_topic(topic.name).cursors
     assert (cursor.acknowledged, cursor.ranges) == (3, 2)
 
 
@@ -85,7 +85,7 @@ def test_the_last_success_and_the_last_failure(store: MetadataStore, topic: Topi
     failed = store.runs.fail(claim(store, topic), ErrorText("the workers are away"))
     clock.advance(1000)
     cancelled = store.runs.cancel(claim(store, topic).run_id, "not now")
-    stats = store.stats.of(topic.name)
+    stats = store.stats.of_topic(topic.name)
     assert (stats.succeeded, stats.failed) == (published, cancelled)
     assert failed.run_id < cancelled.run_id
     assert stats.compacted is not None
@@ -93,7 +93,7 @@ def test_the_last_success_and_the_last_failure(store: MetadataStore, topic: Topi
     assert [cursor.record.name for cursor in stats.cursors] == [COMPACTION_CURSOR]
     running = claim(store, topic)
     assert running.run_id > cancelled.run_id
-    assert store.stats.of(topic.name).failed == cancelled
+    assert store.stats.of_topic(topic.name).failed == cancelled
 
 
 def test_failures_do_not_hide_the_last_success(store: MetadataStore, topic: TopicRecord) -> None:
@@ -101,7 +101,7 @@ def test_failures_do_not_hide_the_last_success(store: MetadataStore, topic: Topi
     published = publish_all(store, topic)
     for _ in range(3):
         store.runs.fail(claim(store, topic), ErrorText("again"))
-    assert store.stats.of(topic.name).succeeded == published
+    assert store.stats.of_topic(topic.name).succeeded == published
 
 
 def _statements(store: MetadataStore, topic: TopicRecord) -> tuple[list[str], TopicStatsRecord]:
@@ -112,7 +112,7 @@ def _statements(store: MetadataStore, topic: TopicRecord) -> tuple[list[str], To
 
     event.listen(store.database.engine, "before_cursor_execute", before)
     try:
-        stats = store.stats.of(topic.name, with_ledgers=True)
+        stats = store.stats.of_topic(topic.name, with_ledgers=True)
     finally:
         event.remove(store.database.engine, "before_cursor_execute", before)
     return [item for item in seen if item.startswith("SELECT")], stats

@@ -285,4 +285,4 @@ def test_a_segment_of_a_deleted_topic_is_nobodys(store: MetadataStore, topic: To
     store.tenancy.delete_topic(topic.id)
     assert store.segments.topics_with_segments(list(SegmentState)) == []
     with pytest.raises(CompactorError, match="was deleted"):
-        store.segments.roll_requested(topic.id)
+        store.segments.is_roll_requested(topic.id)

@@ -58,7 +58,7 @@ class Leader:
         token = bench.metadata.services.acquire_leadership("leader", TTL_MS)
         assert token is not None
         self.token = token
-        bench.metadata.topic_work.begin_leading(token, bench.log.known_uid)
+        bench.metadata.topic_work.queue_for_new_leader(token, bench.log.known_uid)
         self.backlogs = BacklogReader(bench.metadata, bench.log)
         self.queue = DueQueue(bench.metadata, self.backlogs, bench.clock)
         self.reconciler = Reconciler(bench.metadata, self.backlogs, bench.clock, 0)
@@ -413,9 +413,9 @@ def test_a_leader_that_lost_its_leadership_settles_nothing(bench: Workbench) -> 
     with pytest.raises(Fenced):
         leader.check()
     with pytest.raises(Fenced):
-        bench.metadata.topic_work.set_note("walk", "7", leader.token)
+        bench.metadata.topic_work.set_leader_note("walk", "7", leader.token)
     assert leader.queued() == [topic.record.id]
-    assert bench.metadata.topic_work.note("walk") is None
+    assert bench.metadata.topic_work.leader_note("walk") is None
 
 
 def test_a_leader_with_other_defaults_checks_all_topics_and_one_with_the_same_its_own_open_segments(
@@ -497,11 +497,11 @@ def test_the_reconciler_rests_and_goes_on_where_the_leader_before_it_was(
     assert (read, reconciler.totals.topics) == ([TOPICS_AT_ONCE, 1], TOPICS_AT_ONCE + 1)
     bench.advance(1000)
     assert reconciler.walk_next_page(leader.token)
-    bench.metadata.topic_work.set_note("walk", str(topics[-2].record.id), leader.token)
+    bench.metadata.topic_work.set_leader_note("walk", str(topics[-2].record.id), leader.token)
     successor = Reconciler(bench.metadata, leader.backlogs, bench.clock, 300)
     successor.walk_next_page(leader.token)
     assert read == [TOPICS_AT_ONCE, 1, TOPICS_AT_ONCE, 1]
-    assert bench.metadata.topic_work.note("walk") == "-1"
+    assert bench.metadata.topic_work.leader_note("walk") == "-1"
 
 
 def test_entries_of_an_open_log_queue_its_topic_and_an_idle_log_does_not(bench: Workbench) -> None:

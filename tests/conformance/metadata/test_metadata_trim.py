@@ -37,7 +37,7 @@ def test_trimming_is_in_two_steps(store: MetadataStore, topic: TopicRecord, cloc
     (summary,) = store.topics.summaries()
     assert (summary.ledgers, summary.messages, summary.logical_bytes) == (1, 5, 500)
 
-    trimmed = store.trimming.trimmed(topic.id)
+    trimmed = store.trimming.trimmed_ledgers(topic.id)
     assert ids(trimmed) == ids(created[:2])
     assert {ledger.deleted_at for ledger in trimmed} == {clock.now_ms()}
     assert store.pins.gc_snapshot(topic.id).ledgers == (*trimmed, created[2]), "their objects are not garbage yet"
@@ -49,7 +49,7 @@ def test_trimming_is_in_two_steps(store: MetadataStore, topic: TopicRecord, cloc
     assert ids(list(store.pins.gc_snapshot(topic.id).ledgers)) == ids(created[2:])
     assert store.trimming.purge(topic.id, clock.now_ms()) == 1
     assert store.pins.gc_snapshot(topic.id).ledgers == ()
-    assert store.trimming.trimmed(topic.id) == []
+    assert store.trimming.trimmed_ledgers(topic.id) == []
 
 
 def test_a_topic_that_lost_all_goes_on_at_its_end(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -69,7 +69,7 @@ def test_other_topics_keep_theirs(
     store.trimming.trim(topic.id, 3, ids(own), force=False)
     store.trimming.trim(other.id, 3, ids(theirs), force=False)
     assert store.trimming.purge(topic.id, clock.now_ms()) == 1
-    assert ids(store.trimming.trimmed(other.id)) == ids(theirs)
+    assert ids(store.trimming.trimmed_ledgers(other.id)) == ids(theirs)
 
 
 def test_a_start_inside_a_ledger_keeps_the_ledger(store: MetadataStore, topic: TopicRecord) -> None:

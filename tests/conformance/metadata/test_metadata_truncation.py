@@ -48,7 +48,7 @@ def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, cl
     assert (snapshot.cursor.mark_delete, snapshot.cursor.properties) == (None, {"mine": "stays"})
     assert {cursor.name for cursor in store.cursors.of_topic(topic.id)} == {COMPACTION_CURSOR, "reader"}
 
-    trimmed = store.trimming.trimmed(topic.id)
+    trimmed = store.trimming.trimmed_ledgers(topic.id)
     assert [(item.first_offset, item.deleted_at) for item in trimmed] == [(0, clock.now_ms()), (3, clock.now_ms())]
     assert [item.retired_at for item in store.pins.retired_ledgers(topic.id)] == [clock.now_ms()]
     files = store.sealing.removable_segments(LOG_UID, clock.now_ms())

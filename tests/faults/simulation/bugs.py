@@ -107,7 +107,7 @@ def _remove_cursor(connection: Connection, topic_id: int, name: str, now: int) -
 
 
 def _collect_pinned(connection: Connection, context: Context, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
-    ledger = pins._find(connection, topic_id, ledger_id)
+    ledger = pins._find_ledger(connection, topic_id, ledger_id)
     if ledger is None or ledger.retired_at is None or context.now - ledger.retired_at < grace_ms:
         return False
     connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
@@ -314,7 +314,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             "A run publishes whatever generation and epoch the topic has come to: nothing is compared and swapped.",
             (
                 (publishing, "publish", _publish_over),
-                (publishing, "_swap", _swap_blindly),
+                (publishing, "_compare_and_swap_generation", _swap_blindly),
                 (publishing, "check_publish", lambda *_: None),
                 (publishing.attempts, "check_unfinished", lambda *_: None),
             ),
@@ -322,7 +322,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         "publish-any-epoch": Bug(
             "A run is held for current though the epoch has moved on.",
             (
-                (publishing, "_swap", _swap_generation),
+                (publishing, "_compare_and_swap_generation", _swap_generation),
                 (invariants, "check_run_is_current", _check_without_epoch),
                 (runs, "check_run_is_current", _check_without_epoch),
             ),
@@ -438,7 +438,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "pause-leaves-the-run": Bug(
             "Pausing or aborting compaction leaves the run that is under way alone.",
-            ((compaction_control, "_stop", _stop_no_run),),
+            ((compaction_control, "_withdraw_request_and_cancel_run", _stop_no_run),),
         ),
         "claimed-while-paused": Bug(
             "A run is claimed although compaction of the topic is paused.",

@@ -65,7 +65,7 @@ def check_part(store: ObjectStore, part: Part) -> None:
     assert part.deleted is None
     assert (part.first.offset, part.last.offset) == (first["offset"], last["offset"])
     ids = [(row["ledger_id"], row["entry_id"], row["batch_index"]) for row in (first, last)]
-    assert [item.message_id.order for item in (part.first, part.last)] == ids
+    assert [item.message_id.sort_key for item in (part.first, part.last)] == ids
     assert part.logical_bytes == int(rows.logical_sizes(table).sum())
     times = [row["publish_time"] for row in drawn]
     assert (part.min_publish_time, part.max_publish_time) == (min(times), max(times))

@@ -203,7 +203,7 @@ def test_a_topic_with_chunked_messages_compacts_and_its_table_says_why_it_stays(
     before = table_of(bench, topic)
     append_rows(bench, topic, [*whole("1", b"a", b"A", b"B"), message(b"key-01", b"again")])
     run = compact(bench, topic)
-    assert "chunked messages" in run.table_error.summary
+    assert "chunked messages" in run.iceberg_table_error.summary
     assert bench.compactor().compact(topic.name, V3).run is None, "another run would not mend that"
     assert table_of(bench, topic) == before, "the table stays at the snapshot before"
     assert compacted_ledger(topic).table_metadata == before.metadata
@@ -214,7 +214,7 @@ def test_a_topic_with_chunked_messages_compacts_and_its_table_says_why_it_stays(
     assert len(by_pyiceberg(table_uri(bench, topic))) == 20, "what it shows is kept"
     bench.append(topic, [content((b"a", None))])
     run = compact(bench, topic)
-    assert not run.table_error
+    assert not run.iceberg_table_error
     assert [item.snapshot_id for item in StaticTable.from_metadata(table_uri(bench, topic)).snapshots()] == [
         before.ledger_id,
         compacted_ledger(topic).ledger_id,
@@ -232,12 +232,12 @@ def test_a_table_that_cannot_be_written_stops_no_compaction_and_is_repaired(
     supersede(bench, topic, 1)
     with mock.patch("storage.table.hidden_rows.statistics", side_effect=error):
         run = compact(bench, topic)
-    assert str(error) in str(run.table_error)
+    assert str(error) in str(run.iceberg_table_error)
     traced = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert traced == ([error] if isinstance(error, ValueError) else [])
     assert compacted_ledger(topic).ledger_id == run.compacted_ledger_id
     assert table_of(bench, topic) == before
-    assert not compact(bench, topic).table_error, "no message is new, but the table is behind"
+    assert not compact(bench, topic).iceberg_table_error, "no message is new, but the table is behind"
     check_rows(bench, topic)
     assert bench.compactor().compact(topic.name, V3).run is None
 
@@ -277,7 +277,7 @@ def test_a_table_with_a_lost_object_is_repaired_by_the_next_run(bench: Workbench
     }[lost]
     bench.store.delete(name)
     supersede(bench, topic, 2)
-    assert not compact(bench, topic).table_error
+    assert not compact(bench, topic).iceberg_table_error
     assert Verifier(bench, bench.engine).verify(topic.name).differences == ()
     assert len(table_of(bench, topic).snapshots) == (3 if lost == "puffin" else 1), "a new history, if need be"
     check_rows(bench, topic)
@@ -367,7 +367,7 @@ def test_an_idle_topic_keeps_replaced_snapshots_no_longer_than_their_age(bench: 
     assert bench.metadata.topic_work.due(WorkKind.COLLECT, bench.clock.now_ms() + 100 * DAY) == []
     check_rows(bench, topic)
     supersede(bench, topic, 9)
-    assert not compact(bench, topic).table_error, "a listed snapshot without objects hinders no run"
+    assert not compact(bench, topic).iceberg_table_error, "a listed snapshot without objects hinders no run"
     check_rows(bench, topic)
 
 

@@ -75,7 +75,7 @@ def test_a_copy_is_equal_and_names_its_origin() -> None:
 
 
 def test_the_text_of_an_error_is_read_as_it_was_stored() -> None:
-    text = ErrorText.of(ADVISED)
+    text = ErrorText.from_error(ADVISED)
     fields = json.loads(json.dumps(text.fields("error")))
     assert fields.keys() == {"error", "error_detail", "error_advice"}
     words = {AdviceKind.ACCEPT_LOSS_OPEN: "roll {topic}"}

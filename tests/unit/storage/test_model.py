@@ -160,7 +160,7 @@ def test_other_texts_are_no_message_ids(text: str) -> None:
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(-1, 12)), min_size=2))
 def test_message_ids_are_ordered_by_number(triples: list[tuple[int, int, int]]) -> None:
     ids = [MessageId(ledger, entry, 3, index) for ledger, entry, index in triples]
-    assert [item.order for item in sorted(ids)] == sorted(triples)
+    assert [item.sort_key for item in sorted(ids)] == sorted(triples)
 
 
 def test_nine_comes_before_ten_and_the_batch_index_decides_last() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.owner import Owner, is_dead, owner_name, same_process
+from storage.owner import Owner, is_dead, new_owner_name, same_process
 
 PROC = Path("/proc/self/stat").exists()
 
@@ -17,8 +17,8 @@ PROC = Path("/proc/self/stat").exists()
 def test_a_text_is_an_owner_and_back() -> None:
     owner = Owner.current()
     assert Owner.parse(str(owner)) == owner
-    assert owner_name() != owner_name()
-    assert same_process(owner_name(), owner_name())
+    assert new_owner_name() != new_owner_name()
+    assert same_process(new_owner_name(), new_owner_name())
 
 
 def test_texts_of_older_versions_still_parse() -> None:

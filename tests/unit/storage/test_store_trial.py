@@ -45,27 +45,27 @@ def metadata(tmp_path: Path) -> MetadataStore:
 
 def test_a_store_that_passes_is_tried_once_for_all_processes(metadata: MetadataStore, tmp_path: Path) -> None:
     store = CountsChecks(tmp_path / "objects")
-    assert StoreTrial(metadata, store, 30).ensure_passed()
-    assert not StoreTrial(metadata, store, 30).ensure_passed()
+    assert StoreTrial(metadata, store, 30).try_unless_passed()
+    assert not StoreTrial(metadata, store, 30).try_unless_passed()
     other = MetadataStore(metadata.database.url, ManualClock())
-    assert not StoreTrial(other, CountsChecks(tmp_path / "objects"), 30).ensure_passed()
+    assert not StoreTrial(other, CountsChecks(tmp_path / "objects"), 30).try_unless_passed()
     assert store.checks == 1
     assert list(store.list()) == []
 
 
 def test_a_store_at_another_location_is_tried_again(metadata: MetadataStore, tmp_path: Path) -> None:
-    assert StoreTrial(metadata, CountsChecks(tmp_path / "objects"), 30).ensure_passed()
-    assert StoreTrial(metadata, CountsChecks(tmp_path / "moved"), 30).ensure_passed()
+    assert StoreTrial(metadata, CountsChecks(tmp_path / "objects"), 30).try_unless_passed()
+    assert StoreTrial(metadata, CountsChecks(tmp_path / "moved"), 30).try_unless_passed()
 
 
 def test_a_store_that_fails_or_is_away_is_tried_each_time(metadata: MetadataStore, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(Misconfigured, match="racing writers won") as refused:
-            StoreTrial(metadata, EveryWriterWins(tmp_path / "objects"), 30).ensure_passed()
+            StoreTrial(metadata, EveryWriterWins(tmp_path / "objects"), 30).try_unless_passed()
         assert "use a store, or a release of its server" in refused.value.remedy
     with pytest.raises(Unavailable):
-        StoreTrial(metadata, Away(tmp_path / "objects"), 30).ensure_passed()
-    assert StoreTrial(metadata, CountsChecks(tmp_path / "objects"), 30).ensure_passed()
+        StoreTrial(metadata, Away(tmp_path / "objects"), 30).try_unless_passed()
+    assert StoreTrial(metadata, CountsChecks(tmp_path / "objects"), 30).try_unless_passed()
 
 
 def test_a_location_names_bucket_and_server() -> None:

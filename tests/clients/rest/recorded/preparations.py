@@ -112,7 +112,7 @@ def claim(scene: Scene, topic: str) -> None:
 
 def fail(scene: Scene, topic: str) -> None:
     """Let a run of a topic fail with an error that names a host."""
-    error = errors.ErrorText.of(
+    error = errors.ErrorText.from_error(
         errors.Unavailable("cannot read object x of bucket acme at minio.internal", "try again")
     )
     topic_id = scene.topic(topic).id

@@ -159,4 +159,4 @@ def test_a_store_that_was_away_at_the_start_is_tried_until_it_passes(
             assert len(checks) == expected
             assert bool(woken) == (expected == 3), "nothing is sealed into a store that has not passed"
         assert "nothing is sealed into this object store: it overwrites: replace it" in caplog.text
-        assert StoreTrial(environment.metadata, environment.store, 1).ensure_passed() is False
+        assert StoreTrial(environment.metadata, environment.store, 1).try_unless_passed() is False

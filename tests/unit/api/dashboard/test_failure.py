@@ -26,7 +26,7 @@ def of_ledger(error: CompactorError, ledger_id: int = 7) -> ErrorText:
     assert error.advice is not None
     advice = Advice(AdviceKind.REBUILD_COMPACTED, {**error.advice.arguments, "topic": NAME, "ledger_id": ledger_id})
     reason = f"the compacted ledger {ledger_id} of {NAME} cannot be read"
-    text = ErrorText.of(type(error)(f"{reason}: {error.message}", advice, public=reason))
+    text = ErrorText.from_error(type(error)(f"{reason}: {error.message}", advice, public=reason))
     return ErrorText.from_fields("error", text.fields("error"))
 
 
@@ -119,13 +119,15 @@ def test_a_lost_object_of_the_compacted_ledger(name: str, noun: str, effect: str
 
 
 def test_a_lost_object_of_raw_messages_asks_for_no_deletion() -> None:
-    result = failure(ErrorText.of(missing(RAW)))
+    result = failure(ErrorText.from_error(missing(RAW)))
     assert result.what == "The last compaction failed: an object with raw messages is not in the object store."
     assert not any("delete" in step for step in result.steps)
 
 
 def test_a_damaged_object_without_a_name_may_be_raw_or_compacted() -> None:
-    error = ErrorText.of(ObjectDamaged("a key index names offset 5, which nothing holds", damaged_object_advice()))
+    error = ErrorText.from_error(
+        ObjectDamaged("a key index names offset 5, which nothing holds", damaged_object_advice())
+    )
     result = failure(error, is_raw_whole=False)
     assert result.what == "The last compaction failed: an object that the error describes is damaged."
     assert "a key index names offset 5" in result.error
@@ -136,7 +138,7 @@ def test_a_damaged_object_without_a_name_may_be_raw_or_compacted() -> None:
 
 
 def test_the_key_index_of_a_raw_ledger_has_its_name() -> None:
-    result = failure(ErrorText.of(missing(names.ledger_index(UID, 3, ATTEMPT))))
+    result = failure(ErrorText.from_error(missing(names.ledger_index(UID, 3, ATTEMPT))))
     assert result.what == "The last compaction failed: the key index of a raw ledger is not in the object store."
 
 

@@ -98,23 +98,23 @@ def test_a_reason_is_short_however_long_the_names_in_it_are() -> None:
 
 
 def test_errors_in_documents_hold_no_secret() -> None:
-    error = ErrorText.of(Unavailable("http://me:hunter2@x failed", "try again"))
+    error = ErrorText.from_error(Unavailable("http://me:hunter2@x failed", "try again"))
     assert redacted_error_text(error) == "http://me:***@x failed: try again"
     assert redacted_error_text(ErrorText()) is None
 
 
 def test_what_is_kept_of_an_error_is_shown_in_full_to_operators_only() -> None:
-    kept = ErrorText.of(Unavailable(f"cannot read object x of bucket acme, {ENDPOINT}", "try again"))
+    kept = ErrorText.from_error(Unavailable(f"cannot read object x of bucket acme, {ENDPOINT}", "try again"))
     assert (
         redacted_error_text(kept)
         == f"cannot read object x of bucket acme, {ENDPOINT.replace('pass-word', '***')}: try again"
     )
     answer = redacted_error_text(kept, wording=None) or ""
     assert answer.endswith("does not answer now: try again; see the log of the service")
-    kept = ErrorText.of(ZeroDivisionError("in /srv/x"))
+    kept = ErrorText.from_error(ZeroDivisionError("in /srv/x"))
     assert redacted_error_text(kept, wording=None) == "unexpected ZeroDivisionError: see the log of the service"
-    assert ErrorText.of(KeyboardInterrupt()) == ErrorText("interrupted")
-    kept = ErrorText.of(InvalidInput("'x' is no topic", "give one"))
+    assert ErrorText.from_error(KeyboardInterrupt()) == ErrorText("interrupted")
+    kept = ErrorText.from_error(InvalidInput("'x' is no topic", "give one"))
     assert redacted_error_text(kept) == redacted_error_text(kept, wording=None) == "'x' is no topic: give one"
     kept = ErrorText("of an older version, in s3://acme/x: try")
     assert redacted_error_text(kept, wording=None) == "of an older version, in …: try"

@@ -27,7 +27,7 @@ def stream() -> Iterator[io.StringIO]:
     logging.getLogger().removeHandler(handler)
 
 
-@pytest.mark.parametrize("error", [DAMAGED, ErrorText.of(DAMAGED)], ids=["error", "text"])
+@pytest.mark.parametrize("error", [DAMAGED, ErrorText.from_error(DAMAGED)], ids=["error", "text"])
 def test_advice_is_logged_as_a_command(stream: io.StringIO, error: object) -> None:
     LOG.warning("%s of %d%%: %s", "sealing", 3, error)
     event = json.loads(stream.getvalue())["event"]

@@ -66,7 +66,7 @@ def test_worked_example_7_on_a_topic(bench: Workbench, topic: Topic) -> None:
     assert [ledger.first_offset for ledger in topic.snapshot().ledgers] == [23]
     assert offsets(topic) == list(range(25, 40))
     assert [m.offset for m in topic.messages(StartOffset(11), max_messages=1)] == [25]
-    assert [item.first_offset for item in bench.metadata.trimming.trimmed(topic.record.id)] == [0, 11]
+    assert [item.first_offset for item in bench.metadata.trimming.trimmed_ledgers(topic.record.id)] == [0, 11]
 
 
 def test_a_message_id_is_as_good_as_its_offset(bench: Workbench, topic: Topic) -> None:
@@ -314,7 +314,7 @@ def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbenc
     bench.advance(1)
     dry = collector.collect(topic.record, dry_run=True)
     assert dry.trimmed_ledgers == 2
-    assert bench.metadata.trimming.trimmed(topic.record.id) != []
+    assert bench.metadata.trimming.trimmed_ledgers(topic.record.id) != []
     wet = collector.collect(topic.record)
     assert (wet.trimmed_ledgers, wet.objects) == (2, dry.objects)
     assert sum(stored.count for stored in wet.objects.values()) == 4
@@ -330,7 +330,7 @@ def test_trimmed_objects_that_are_gone_do_not_hurt_a_compacted_read(bench: Workb
     bench.compactor().compact(topic.name, RunPolicies())
     before = ids(topic.messages(read_compacted=True))
     Retention(bench).trim(topic.record)
-    rows = bench.metadata.trimming.trimmed(topic.record.id)[0].rows.name
+    rows = bench.metadata.trimming.trimmed_ledgers(topic.record.id)[0].rows.name
     bench.advance(2 * HOUR)
     GarbageCollector(bench).collect(topic.record)
     with pytest.raises(ObjectMissing):

@@ -88,7 +88,7 @@ def test_a_segment_of_another_machine_is_not_truncated_unread(bench: Workbench, 
     with pytest.raises(SegmentNotLocal, match=r"the sequence ids of producers of .* are not stored"):
         truncate(elsewhere, [topic.record])
     assert len(list(topic.messages())) == 1
-    bench.metadata.producer_sequences.end_producers(topic.record.id)
+    bench.metadata.producer_sequences.delete_sequence_ids(topic.record.id)
     truncate(elsewhere, [topic.record])
     assert not list(topic.messages())
 

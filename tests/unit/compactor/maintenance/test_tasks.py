@@ -399,7 +399,7 @@ def test_a_scrub_lets_other_tasks_run_and_continues_where_it_was(bench: Bench, m
     bench.maintenance.make_due(MaintenanceTask.GARBAGE)
     bench.maintenance.run_due()
     monkeypatch.setattr(pins, "gc_snapshot", slow)
-    note = bench.workbench.metadata.topic_work.note
+    note = bench.workbench.metadata.topic_work.leader_note
     uids = sorted(topic.uid for topic in topics)
 
     bench.clock.advance(SCRUB)
@@ -435,4 +435,4 @@ def test_a_scrub_that_fails_goes_on_in_a_minute(bench: Bench, monkeypatch: pytes
         assert MaintenanceTask.SCRUB not in bench.maintenance.run_due()
     bench.clock.advance(1)
     assert MaintenanceTask.SCRUB in bench.maintenance.run_due()
-    assert bench.workbench.metadata.topic_work.note(SCRUB_NOTE) is not None
+    assert bench.workbench.metadata.topic_work.leader_note(SCRUB_NOTE) is not None

@@ -221,10 +221,10 @@ def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> N
         bench.metadata.segments.request_roll(topic.record.id)
         log.roll_if_due()
         assert segments(bench, topic) == [(0, "ROLLED")]
-        assert not bench.metadata.segments.roll_requested(topic.record.id)
+        assert not bench.metadata.segments.is_roll_requested(topic.record.id)
         bench.metadata.segments.request_roll(topic.record.id)
         log.roll_if_due()
-        assert not bench.metadata.segments.roll_requested(topic.record.id), (
+        assert not bench.metadata.segments.is_roll_requested(topic.record.id), (
             "there was nothing to roll: said all the same"
         )
 

@@ -247,7 +247,7 @@ def test_one_read_goes_on_likewise(bench: Workbench, topic: Topic) -> None:
     messages = [next(reading) for _ in range(3)]
     bench.compact(topic)
     retention.trim(topic.record)
-    for ledger in bench.metadata.trimming.trimmed(topic.record.id):
+    for ledger in bench.metadata.trimming.trimmed_ledgers(topic.record.id):
         bench.store.delete(ledger.rows.name)  # long enough ago
     messages += reading
     assert view(messages) == view(everything)

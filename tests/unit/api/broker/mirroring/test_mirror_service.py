@@ -189,7 +189,7 @@ def test_an_error_before_a_session_is_in_the_row_until_a_try_succeeds(
     async def run() -> None:
         async with mirrored.serving() as serving:
             await serving.until(lambda: mirrored.mirrors.get(TOPIC).error)
-            mirrored.mirrors.note_error(TOPIC, NO_ERROR)
+            mirrored.mirrors.store_error(TOPIC, NO_ERROR)
             await serving.until(lambda: mirrored.mirrors.get(TOPIC).error)
             assert "an option of a newer version" in str(mirrored.mirrors.get(TOPIC).error)
             monkeypatch.setattr(session, "KafkaCluster", new_cluster)
@@ -234,7 +234,7 @@ def test_records_that_kafka_has_replaced_while_no_service_ran_stop_it(
         asyncio.run(mirror.mirror_to_end())
         (row,) = mirror.mirrors.partitions(TOPIC)
         assert row.epochs == ((0, 0), (4, 1), (10, 2))
-        mirror.mirrors.note_epochs(mirror.mirrors.get(TOPIC), 0, [*row.epochs, LeaderEpoch(12, 3)])
+        mirror.mirrors.store_epochs(mirror.mirrors.get(TOPIC), 0, [*row.epochs, LeaderEpoch(12, 3)])
     topic.partitions[0] = Log(topic.partitions[0].batches[:2], epoch=4)
     topic.append(0, Batch(records(10, 5)))
     with opened(tmp_path / "data", kafka, is_new=False) as mirror:
@@ -389,13 +389,13 @@ def test_epochs_from_before_a_gap_say_nothing_of_the_records_after_it(mirrored: 
 def count_notes(mirror: Mirrored, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return the errors that are written from now on."""
     notes: list[object] = []
-    note_error = mirror.mirrors.note_error
+    store_error = mirror.mirrors.store_error
 
     def counted(topic: object, error: object) -> None:
         notes.append(error)
-        note_error(topic, error)
+        store_error(topic, error)
 
-    monkeypatch.setattr(mirror.mirrors, "note_error", counted)
+    monkeypatch.setattr(mirror.mirrors, "store_error", counted)
     return notes
 
 

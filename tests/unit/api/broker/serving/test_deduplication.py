@@ -265,7 +265,7 @@ def test_positions_outlive_a_policy_that_is_switched_off_and_on(bench: Workbench
         log.append(("a", 5))
         log.replicate(replicate("us", 3, 7))
         log.close()
-        bench.metadata.producer_sequences.end_producers(topic.record.id)
+        bench.metadata.producer_sequences.delete_sequence_ids(topic.record.id)
         log.of_producers = False
         log.open()
         assert log.append(("a", 9)) == [True]
@@ -284,7 +284,7 @@ def test_a_topic_that_a_replicator_has_connected_to_is_kept_without_an_entry(ben
         assert bench.metadata.producer_sequences.of_topic(topic.record.id) is None
         log.replicate(replicate("us", 3, 7))
         log.close()
-        bench.metadata.producer_sequences.end_producers(topic.record.id)
+        bench.metadata.producer_sequences.delete_sequence_ids(topic.record.id)
         log.open()
         assert log.replicate(replicate("us", 3, 7)) == [False]
 
