@@ -21,7 +21,7 @@ from api.http.access import AuthenticationMiddleware
 from api.http.audit import AuditMiddleware
 from api.http.context import HttpContext
 from api.http.limits import RequestLimitMiddleware
-from api.http.paths import UrlDecodingMiddleware
+from api.http.paths import EncodedSlashMiddleware
 from api.http.request_metrics import RequestMetricsMiddleware
 from api.http.router import Routes
 from api.rest.brokers import broker_info, broker_stats, health, unsupported_features
@@ -94,7 +94,7 @@ def make_app(context: HttpContext) -> FastAPI:
     partition_fan_out.install_owner_forwarding(app)
     openapi.install_openapi(app)
     rendering.install_error_pages(app)
-    iceberg_catalog.install_catalog_errors(app)
+    iceberg_catalog.install_catalog_error_handlers(app)
     app.state.topic_sizes = TopicSizesCache(
         broker.environment.metadata, broker.backlogs, clock, broker.pools[WaitsFor.DATABASE]
     )
@@ -105,7 +105,7 @@ def make_app(context: HttpContext) -> FastAPI:
     app.add_middleware(AuditMiddleware, clock=clock)
     app.add_middleware(AuthenticationMiddleware, access=app.state.access)
     is_page = rendering.is_page_path if broker.settings.dashboard else lambda _: False
-    app.add_middleware(UrlDecodingMiddleware, is_page=is_page)
+    app.add_middleware(EncodedSlashMiddleware, is_page=is_page)
     for router in routers:
         app.router.routes.extend(router.routes)
     return app

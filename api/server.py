@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from api.http.certificate_reloader import CertificateReloader
-from api.http.connections import deadline_protocol, http_refusal_bytes, keep_uvicorn_record
+from api.http.connections import deadline_protocol_class, http_refusal_bytes, keep_uvicorn_record
 from api.http.listener import Listener, RefusalBytes, connection_limit
 from api.observability import logs
 from api.observability.logs import LogThrottle
@@ -94,7 +94,7 @@ def serve(settings: Settings) -> None:
             for each, name in zip((listening, broker, broker_tls), _PORT_SETTINGS, strict=True):
                 if each is not None:
                     listen(each, name)
-            serve_app(app, bound_settings, listening, context.polls.end, pulsar_server)
+            serve_app(app, bound_settings, listening, context.polls.end_waits, pulsar_server)
     LOG.info("ended")
 
 
@@ -179,7 +179,7 @@ def serve_app(
 
     config = uvicorn.Config(
         app,
-        http=deadline_protocol(settings, log_throttle, listener),
+        http=deadline_protocol_class(settings, log_throttle, listener),
         ws="none",
         log_config=None,
         access_log=False,

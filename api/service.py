@@ -20,6 +20,6 @@ def running_service(settings: Settings) -> Iterator[HttpContext]:
     with open_broker(settings, expected_errors=(HTTPException,)) as broker:
         environment = broker.environment
         # Before the broker runs, because a key may be bad.
-        access = AuthorizationService.of(settings, environment.metadata.tenancy, environment.clock)
+        access = AuthorizationService.from_settings(settings, environment.metadata.tenancy, environment.clock)
         with broker.running():
             yield HttpContext(broker, access)

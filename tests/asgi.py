@@ -61,7 +61,7 @@ def access_of(
     """Access control by tokens of a secret key; without one it is off. `tenancy`: what is granted, if it is asked."""
     key = "" if secret is None else f"data:;base64,{base64.b64encode(secret).decode()}"
     settings = Settings(auth_token_secret_key=key, auth_superuser_roles=(superuser,) if secret is not None else ())
-    return AuthorizationService.of(settings, cast(Any, tenancy), clock or ManualClock())
+    return AuthorizationService.from_settings(settings, cast(Any, tenancy), clock or ManualClock())
 
 
 __all__ = ["TestClient", "access_of", "application"]

@@ -31,10 +31,10 @@ from api.dashboard.rendering import (
     require_permission,
     topic_path,
 )
-from api.http.access import AuthAction, authorization_from_cookie
+from api.http.access import AuthAction, authorization_header_from_cookie
 from api.http.context import context_of
 from api.http.dependencies import Broker
-from api.http.owner_proxy import FORWARDED, stated_reason
+from api.http.owner_proxy import FORWARDED, reason_in_response
 from api.http.paths import Topic, encode_path_segment
 from api.http.problems import RestException, log_for_operators, public_reason, status_of
 from api.observability.error_text import DASHBOARD_WORDING
@@ -123,17 +123,17 @@ def add_button_routes(router: PageRoutes, button: Button) -> None:
                 raise
         call = button.over_rest(request, topic, form)
         path = "/".join(map(encode_path_segment, (topic.tenant, topic.namespace, topic.topic)))
-        response = await context_of(request).proxy.send_here(
+        response = await context_of(request).proxy.send_to_own_application(
             request,
             f"/admin/v2/persistent/{path}/{call.path}",
             b"" if call.body is None else json.dumps(call.body).encode(),
-            {"content-type": "application/json", **authorization_from_cookie(request.scope)},
+            {"content-type": "application/json", **authorization_header_from_cookie(request.scope)},
         )
 
         def answered() -> Response:
             if response.is_success:
                 return call.render(json.loads(response.content) if response.content else None)
-            refusal = Refusal(redacted_excerpt(stated_reason(response)), response.status_code)
+            refusal = Refusal(redacted_excerpt(reason_in_response(response)), response.status_code)
             assert button.show is not None, "a form with a REST call has a page"
             return button.show(broker, request, topic, form, refusal)
 

@@ -38,7 +38,7 @@ async def log_in(context: Context, request: Request) -> Response:
     """Store a valid token in the cookie, and redirect to the page of `next`."""
     form = await read_same_origin_form(request)
     token, place = form.get("token", "").strip(), form.get("next", "/")
-    reason = context.access.refusal_of(token)
+    reason = context.access.token_refusal_reason(token)
     if reason:
         return render_page(request, "login.html", 401, next=place, reason=reason)
     answer = RedirectResponse(_local_path(place), 303, HEADERS)

@@ -45,7 +45,7 @@ from api.dashboard.rendering import (
 from api.dashboard.topic_page import look_up_key, topic_view
 from api.dashboard.topic_sizes import sizes_cache_of
 from api.dashboard.topics_table import COLUMNS, STATES, TableView, partition_rows
-from api.http.access import AuthAction, permission_check_on
+from api.http.access import AuthAction, topic_permission_check
 from api.http.context import Context
 from api.http.dependencies import Broker
 from api.http.paths import Topic
@@ -183,7 +183,7 @@ def show_policies(broker: Broker, request: Request, topic: Topic, changed: str =
 
 @router.get(
     "/dashboard/runs/{run}/events",
-    permission_check_on(topic_of_run, AuthAction.COMPACT),
+    topic_permission_check(topic_of_run, AuthAction.COMPACT),
     is_page=False,
 )
 async def stream_run_events(context: Context, run: RunId) -> Response:

@@ -28,7 +28,7 @@ from api.http.context import context_of
 from api.http.limits import limit_body
 from api.http.owner_proxy import FORWARDED
 from api.http.paths import check_utf8_url, encode_path_segment
-from api.http.problems import RestException, log_for_operators, use_wording
+from api.http.problems import RestException, log_for_operators, set_wording
 from api.http.router import Endpoint, Routes
 from api.observability.error_text import DASHBOARD_WORDING
 from storage.advice import AdviceWording
@@ -154,7 +154,7 @@ def _page_error_handler(handler: Handler) -> Handler:
     async def answered(request: Request, error: Exception) -> Response:
         is_page = getattr(request.scope.get("endpoint"), _IS_PAGE, False)
         if is_page:
-            use_wording(request, DASHBOARD_WORDING)
+            set_wording(request, DASHBOARD_WORDING)
         answer = await handler(request, error)
         if not is_page or not isinstance(answer, JSONResponse):
             return answer
@@ -169,7 +169,7 @@ def _page_error_handler(handler: Handler) -> Handler:
 def require_permission(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> None:
     """Raise RestException (401, 403) unless the caller may do any of `actions`."""
     where = (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
-    request.app.state.access.require(caller_of(request), actions, *where)
+    request.app.state.access.require_any(caller_of(request), actions, *where)
 
 
 def has_permission(request: Request, *actions: AuthAction, topic: TopicName | None = None) -> bool:

@@ -19,7 +19,7 @@ from api.dashboard.formats import count
 from api.dashboard.rendering import PageRoutes, render_page
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
-from api.http.paths import decoded, encode_path_segment
+from api.http.paths import decode_path_part, encode_path_segment
 from storage.errors import CursorNotFound, InvalidInput
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.stats import CursorStatsRecord
@@ -109,7 +109,7 @@ def _find_cursor(snapshot: StatsSnapshot, name: str) -> CursorStatsRecord | None
 
 
 def _subscription_name(request: Request) -> str:
-    return decoded(request.path_params["subscription"])
+    return decode_path_part(request.path_params["subscription"])
 
 
 add_button_routes(

@@ -53,9 +53,9 @@ class TopicSizesCache:
         """Return the sizes of all topics, also of those without a trigger; of more than `FEW_TOPICS`, a recent read."""
         last, age = self._last, self._clock.now_ms() - self._last.read_at
         if len(last.rows) <= FEW_TOPICS or not 0 <= age < MAX_SIZES_AGE_MS:
-            return await self._reads.answer(self._read_all_sizes)
+            return await self._reads.share_call(self._read_all_sizes)
         if age >= RENEW_AFTER_MS and (self._renewal is None or self._renewal.done()):
-            self._renewal = asyncio.create_task(self._reads.answer(self._read_all_sizes))
+            self._renewal = asyncio.create_task(self._reads.share_call(self._read_all_sizes))
             self._renewal.add_done_callback(_ignore_renewal_error)
         return last
 

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.broker import tenants
 from api.broker.threads import WaitsFor
 from api.http.dependencies import broker_of
-from api.http.paths import decoded
+from api.http.paths import decode_path_part
 from api.http.problems import RestException, wording_of
 from storage.advice import AdviceWording
 from storage.errors import InvalidInput, NotFound
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 
 class AuthAction(StrEnum):
-    """An action that a role may have for a tenant, a namespace or a topic.
+    """An action that a role may do in a tenant, in a namespace or with a topic.
 
-    SUPERUSER: for the service. ANYONE: any role with a valid token.
+    SUPERUSER: an action on the service, for superusers only. ANYONE: an action for every role with a valid token.
     """
 
     PRODUCE = "produce"
@@ -59,7 +59,7 @@ class AuthAction(StrEnum):
     ANYONE = "anyone"
 
 
-Where = tuple[str | None, str | None, str | None]
+PermissionScope = tuple[str | None, str | None, str | None]
 """Tenant, namespace and topic of a request; None for each that its path does not name."""
 ANY_USE = (AuthAction.PRODUCE, AuthAction.CONSUME, AuthAction.COMPACT)
 """The actions of a role that uses a topic: any of them lets it check the topic."""
@@ -85,7 +85,8 @@ _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request: a role by its token; without a role, `refusal_reason` says why.
+    """The sender of a request. `role`: proved by its token; None: there is no valid token, and `refusal_reason` says
+    why.
 
     `proxy`: the role of the proxy that sent the request for `role`, which the proxy has authenticated.
     """
@@ -108,13 +109,14 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """The name in the audit log: the role, or the address without one."""
+        """The caller's name in the audit log: its role, or `anonymous@` and its address without a role."""
         return self.role or f"anonymous@{self.address}"
 
 
 @dataclass(frozen=True)
 class AuthorizationService:
-    """The rules of the module's docstring, over the grants in SQL.
+    """The authentication of callers by their tokens, and the decision whether a role may do an action, by grants in
+    SQL.
 
     `keys`: the keys that verify tokens; None: access control is off. `proxy_roles`: roles of proxies, which name the
     role for which they send a request.
@@ -126,8 +128,8 @@ class AuthorizationService:
     proxy_roles: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> AuthorizationService:
-        """Return the service that the settings describe. Raise Misconfigured for unusable keys."""
+    def from_settings(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> AuthorizationService:
+        """Return the authorization service that the settings describe. Raise Misconfigured for unusable keys."""
         from api.http.token_key_reloader import TokenKeyReloader
 
         keys = TokenKeyReloader(settings, clock) if settings.has_access_control else None
@@ -149,10 +151,10 @@ class AuthorizationService:
         address = (scope.get("client") or ("unknown", 0))[0]
         if self.verifier is None:
             return Caller(address)
-        headers = _authorizations(scope)
+        headers = _authorization_headers(scope)
         scheme, _, token = headers[0].decode("latin-1").strip().partition(" ") if len(headers) == 1 else ("", "", "")
         if not headers and (scope["path"] == "/" or scope["path"].startswith(DASHBOARD)):
-            scheme, token = "bearer", _cookie(scope)
+            scheme, token = "bearer", _token_from_cookie(scope)
         if scheme.lower() != "bearer" or not token.strip():
             message = "a token is needed, in the header" if not headers else "the header is not"
             return Caller(
@@ -160,12 +162,12 @@ class AuthorizationService:
             )  # redaction would hide TOKEN
         originals = [value for name, value in scope["headers"] if name == ORIGINAL_PRINCIPAL]
         try:
-            role = self.verifier.role(token.strip())
-            return self.original_caller(Caller(address, role), b"".join(originals).decode("utf-8", "replace"))
+            role = self.verifier.verified_role(token.strip())
+            return self.apply_original_principal(Caller(address, role), b"".join(originals).decode("utf-8", "replace"))
         except BadToken as error:
             return Caller(address, refusal_reason=str(error))
 
-    def original_caller(self, caller: Caller, original_principal: str) -> Caller:
+    def apply_original_principal(self, caller: Caller, original_principal: str) -> Caller:
         """Return the caller for whom a proxy sent a request, as Pulsar's brokers determine it; `caller` itself if it is
         no proxy.
 
@@ -182,7 +184,7 @@ class AuthorizationService:
             raise BadToken(f"the proxy {caller.role!r} names no original principal, which is to be a role of a client")
         return Caller(caller.address, original_principal, proxy=caller.role)
 
-    def refusal_of(self, token: str) -> str:
+    def token_refusal_reason(self, token: str) -> str:
         """Return the reason why a token is refused, also one that is not needed because access control is off; empty:
         it is valid."""
         from api.http.tokens import BadToken
@@ -190,12 +192,12 @@ class AuthorizationService:
         if self.verifier is None:
             return "" if not token else "access control is off: no token is needed"
         try:
-            self.verifier.role(token)
+            self.verifier.verified_role(token)
         except BadToken as error:
             return str(error)
         return ""
 
-    def require(
+    def require_any(
         self,
         caller: Caller,
         actions: tuple[AuthAction, ...],
@@ -203,47 +205,52 @@ class AuthorizationService:
         namespace: str | None,
         topic: str | None = None,
     ) -> None:
-        """Raise RestException (401, 403) unless the caller may do any of `actions` there."""
+        """Raise RestException (401, 403) unless the caller may do any of `actions` in a tenant, namespace or topic.
+
+        `tenant` None: the whole service, for superusers only.
+        """
         if self.verifier is None:
             return
         if caller.role is None:
-            raise unauthenticated(caller)
+            raise unauthenticated_error(caller)
         for role in caller.roles:
-            self._require_of(role, actions, tenant, namespace, topic)
+            self._require_any_of_role(role, actions, tenant, namespace, topic)
 
-    def _require_of(
+    def _require_any_of_role(
         self, role: str, actions: tuple[AuthAction, ...], tenant: str | None, namespace: str | None, topic: str | None
     ) -> None:
+        """Raise RestException (403) unless the role may do any of `actions` in a tenant, namespace or topic."""
         if role in self.superusers or AuthAction.ANYONE in actions:
             return
         if tenant is None or AuthAction.SUPERUSER in actions:
             raise RestException(403, f"role {role!r} is no superuser, and only superusers may do this")
-        if not _suffice(self._granted(role, tenant, namespace, topic), actions):
+        if not _include_any_action(self._granted_actions(role, tenant, namespace, topic), actions):
             where = "/".join(item for item in (tenant, namespace, topic) if item is not None)
-            raise RestException(403, f"{_lacking(role, actions)} in {where}: ask its administrator")
+            raise RestException(403, f"{_missing_permission_reason(role, actions)} in {where}: ask its administrator")
 
     def topic_filter(self, caller: Caller, actions: tuple[AuthAction, ...]) -> Callable[[TopicName], bool]:
         """Return a function that returns whether the caller may do any of `actions` with a topic, for many topics.
 
-        It decides as `require` does, and reads each tenant and namespace once. Reads SQL. Raise RestException (401).
+        The function decides as `require_any` does, and reads each tenant and namespace once. It reads SQL. Raise
+        RestException (401) for a caller without a valid token.
         """
         if self.is_superuser(caller):
             return lambda _: True
         if caller.role is None:
-            raise unauthenticated(caller)
+            raise unauthenticated_error(caller)
         roles = [role for role in caller.roles if role not in self.superusers]
         single = {
             role: {
                 topic
                 for topic, granted in self.tenancy.topic_permissions_of(role).items()
-                if _suffice(frozenset(granted), actions)
+                if _include_any_action(frozenset(granted), actions)
             }
             for role in roles
         }
 
         @functools.cache
         def may_in(role: str, tenant: str, namespace: str) -> bool:
-            return _suffice(self._granted(role, tenant, namespace, None), actions)
+            return _include_any_action(self._granted_actions(role, tenant, namespace, None), actions)
 
         def may(topic: TopicName) -> bool:
             return all(
@@ -274,12 +281,12 @@ class AuthorizationService:
         return sorted(names)
 
     def needs_sql(self, caller: Caller, actions: tuple[AuthAction, ...]) -> bool:
-        """Return whether `require` may read grants from SQL, so that it needs a thread."""
+        """Return whether `require_any` may read grants from SQL, so that it needs a thread."""
         decided = self.verifier is None or self.superusers.issuperset(caller.roles)
         return not decided and not {AuthAction.ANYONE, AuthAction.SUPERUSER} & set(actions)
 
-    def _granted(self, role: str, tenant: str, namespace: str | None, topic: str | None) -> frozenset[str]:
-        """Return the actions that are granted to a role; `admin` stands for all."""
+    def _granted_actions(self, role: str, tenant: str, namespace: str | None, topic: str | None) -> frozenset[str]:
+        """Return the actions that are granted to a role in a tenant, namespace or topic; `admin` stands for all."""
         granted_actions: set[str] = set()
         try:
             record = self.tenancy.tenant(tenant)
@@ -296,22 +303,20 @@ class AuthorizationService:
         return frozenset(granted_actions)
 
 
-def authorization_from_cookie(scope: Scope) -> dict[str, str]:
-    """Return the Authorization header for the token of a browser's cookie; empty: the request has no such cookie, or an
-    Authorization header, which decides.
-
-    For REST calls that the dashboard makes for the browser, which has no other way to use the cookie there.
+def authorization_header_from_cookie(scope: Scope) -> dict[str, str]:
+    """Return an Authorization header with the token of a browser's cookie, for REST calls of the dashboard for the
+    browser. Empty: the request has no such cookie, or it has an Authorization header itself.
     """
-    token = "" if _authorizations(scope) else _cookie(scope)
+    token = "" if _authorization_headers(scope) else _token_from_cookie(scope)
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
-def _authorizations(scope: Scope) -> list[bytes]:
+def _authorization_headers(scope: Scope) -> list[bytes]:
     """Return the values of a request's Authorization headers."""
     return [value for name, value in scope["headers"] if name == b"authorization"]
 
 
-def _cookie(scope: Scope) -> str:
+def _token_from_cookie(scope: Scope) -> str:
     """Return the token of a browser's cookie; empty: the request has none."""
     cookies: dict[str, str] = {}
     for name, value in scope["headers"]:
@@ -323,26 +328,27 @@ def _cookie(scope: Scope) -> str:
     return cookies.get(SECURE_COOKIE) or plain
 
 
-def _suffice(granted: frozenset[str], actions: Sequence[AuthAction]) -> bool:
+def _include_any_action(granted: frozenset[str], actions: Sequence[AuthAction]) -> bool:
     """Return whether granted actions allow any of `actions`."""
     return "admin" in granted or not granted.isdisjoint(action.value for action in actions)
 
 
-def _lacking(role: str | None, actions: Sequence[AuthAction]) -> str:
-    """Return the sentence that a role has none of the permissions for `actions`."""
+def _missing_permission_reason(role: str | None, actions: Sequence[AuthAction]) -> str:
+    """Return the text of an error: that a role has none of the permissions for `actions`."""
     *first, last = (action.value for action in actions)
     if not first:
         return f"role {role!r} does not have the permission {last}"
     return f"role {role!r} has none of the permissions {', '.join(first)} and {last}"
 
 
-def unauthenticated(caller: Caller) -> RestException:
-    """Return the refusal of a caller without a role."""
+def unauthenticated_error(caller: Caller) -> RestException:
+    """Return the error (401) for a caller without a valid token."""
     return RestException(401, f"not authenticated: {caller.refusal_reason}", _CHALLENGE)
 
 
 class AuthenticationMiddleware:
-    """Middleware that authenticates a request's sender once, as `request.state.caller`; it refuses no request."""
+    """Middleware that authenticates the sender of each request, and stores it as `request.state.caller`. It refuses no
+    request."""
 
     def __init__(self, app: ASGIApp, access: AuthorizationService) -> None:
         self._app = app
@@ -371,35 +377,36 @@ CallerName = Annotated[str, Depends(caller_name)]
 
 
 def superuser_wording(request: Request) -> AdviceWording | None:
-    """Return the wording of advice if the caller is a superuser, who may read the locations of database and store; else
-    None."""
+    """Return the wording of advice in errors if the caller is a superuser, who may read the locations of database and
+    store; None for another caller."""
     access = cast(AuthorizationService, request.app.state.access)
     return wording_of(request) if access.is_superuser(caller_of(request)) else None
 
 
-async def _wording(request: Request) -> AdviceWording | None:
+async def _caller_wording(request: Request) -> AdviceWording | None:
     return superuser_wording(request)
 
 
-CallerWording = Annotated[AdviceWording | None, Depends(_wording)]
+CallerWording = Annotated[AdviceWording | None, Depends(_caller_wording)]
 """A route's parameter: the wording in which the caller reads errors in full; None: it reads their public part."""
 
 
 def permission_check(*actions: AuthAction) -> Any:
     """Return a route's dependency that requires any of `actions` in the scope that the path names, or answers 401 or
     403."""
-    return Depends(PermissionCheck(actions, _where))
+    return Depends(PermissionCheck(actions, _path_scope))
 
 
-def permission_check_on(where: Callable[[Request], TopicName | None], *actions: AuthAction) -> Any:
-    """Return a dependency like that of `permission_check` for a path that names no topic itself, such as that of a run.
+def topic_permission_check(find_topic: Callable[[Request], TopicName | None], *actions: AuthAction) -> Any:
+    """Return a route's dependency that requires any of `actions` for a topic that the path does not name, such as that
+    of a run, or answers 401 or 403.
 
-    `where` returns the topic of the request; a thread calls it. None: there is no such topic, and only a superuser
+    `find_topic` returns the topic of the request; a thread calls it. None: there is no such topic, and only a superuser
     passes. A 403 has the same words in both cases, so that a caller does not learn what exists.
     """
 
-    def scope_of(request: Request) -> Where:
-        topic = where(request)
+    def scope_of(request: Request) -> PermissionScope:
+        topic = find_topic(request)
         return (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
 
     return Depends(PermissionCheck(actions, scope_of, names_scope=False))
@@ -411,35 +418,35 @@ def require_permission(request: Request, *actions: AuthAction) -> None:
     For a permission that depends on the request's parameters. Reads SQL, so a thread calls it.
     """
     access = cast(AuthorizationService, request.app.state.access)
-    access.require(caller_of(request), actions, *_where(request))
+    access.require_any(caller_of(request), actions, *_path_scope(request))
 
 
-def _where(request: Request) -> Where:
+def _path_scope(request: Request) -> PermissionScope:
     """Return the tenant, namespace and topic that the request's path names."""
     tenant, namespace, topic = (
-        decoded(request.path_params[name]) if name in request.path_params else None
+        decode_path_part(request.path_params[name]) if name in request.path_params else None
         for name in ("tenant", "namespace", "topic")
     )
     return tenant, namespace, topic
 
 
 class PermissionCheck:
-    """The permission that a route requires. `api/http/router.py` checks it before the body is read. As a dependency, it
-    declares in the OpenAPI document that a token is required, and checks unless that was done before.
+    """A route's dependency that requires any of some actions, and declares in the OpenAPI document that a token is
+    required. `api/http/router.py` runs the check before the body is read; the dependency does not repeat it.
 
-    `names_scope`: a 403 names the scope in which permission is missing, which the path names, too.
+    `names_scope`: a 403 names the scope in which permission is missing.
     """
 
     def __init__(
         self,
         actions: tuple[AuthAction, ...],
-        where: Callable[[Request], Where],
+        scope_of: Callable[[Request], PermissionScope],
         *,
         names_scope: bool = True,
     ) -> None:
         assert actions, "a route declares its actions"
         self._actions = actions
-        self._where = where
+        self._scope_of = scope_of
         self._names_scope = names_scope
 
     async def __call__(self, request: Request, _: Annotated[object, Depends(_SCHEME)]) -> None:
@@ -452,17 +459,17 @@ class PermissionCheck:
         access = cast(AuthorizationService, request.app.state.access)
         caller = caller_of(request)
         if access.needs_sql(caller, self._actions):
-            await broker_of(request).pools[WaitsFor.DATABASE].run(self._require, access, caller, request)
+            await broker_of(request).pools[WaitsFor.DATABASE].run(self._require_in_scope, access, caller, request)
         else:
-            access.require(caller, self._actions, None, None)  # the same decision in every scope
+            access.require_any(caller, self._actions, None, None)  # the same decision in every scope
         request.scope.setdefault(_CHECKED, []).append(self)
 
-    def _require(self, access: AuthorizationService, caller: Caller, request: Request) -> None:
+    def _require_in_scope(self, access: AuthorizationService, caller: Caller, request: Request) -> None:
+        """Raise RestException (401, 403) unless the caller may do any of the actions in the request's scope."""
         try:
-            access.require(caller, self._actions, *self._where(request))
+            access.require_any(caller, self._actions, *self._scope_of(request))
         except RestException as error:
             if self._names_scope or error.status_code != 403:
                 raise
-            raise RestException(
-                403, f"{_lacking(caller.role, self._actions)} for what this names, or nothing is named so"
-            ) from error
+            reason = _missing_permission_reason(caller.role, self._actions)
+            raise RestException(403, f"{reason} for what this names, or nothing is named so") from error

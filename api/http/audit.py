@@ -33,7 +33,10 @@ _ENDS = "the service is ending, and has not finished this request in time: check
 
 
 class AuditMiddleware:
-    """The middleware. It is outside of all others that refuse requests, so it sees every refusal."""
+    """Middleware that gives each request an id, and writes a line of the audit log for each that may change something.
+
+    It is outside of all middleware that refuses requests, so that refusals have lines, too.
+    """
 
     def __init__(self, app: ASGIApp, clock: Clock) -> None:
         self._app = app
@@ -55,7 +58,7 @@ class AuditMiddleware:
                 message = {**message, "headers": [*message["headers"], (HEADER, request_id.encode())]}
                 if not status:
                     status = message["status"]
-                    self._write(scope, status, self._clock.now_ms() - began)
+                    self._write_line_of_request(scope, status, self._clock.now_ms() - began)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
@@ -75,10 +78,11 @@ class AuditMiddleware:
                             scope, receive, send_with_id
                         )
 
-    def _write(self, scope: Scope, status: int, duration_ms: int) -> None:
+    def _write_line_of_request(self, scope: Scope, status: int, duration_ms: int) -> None:
+        """Write the audit line of a request, unless its method changes nothing."""
         if scope["method"] not in CHANGING:
             return
-        note_change(
+        write_audit_line(
             scope["state"]["caller"],
             scope["method"],
             scope["path"],
@@ -89,11 +93,11 @@ class AuditMiddleware:
         )
 
 
-def note_change(caller: Caller, method: str, target: str, action: str | None, **more: object) -> None:
+def write_audit_line(caller: Caller, method: str, target: str, action: str | None, **extra_fields: object) -> None:
     """Write a line of the audit log.
 
     `method`: HTTP's, or PULSAR for a change by a client of Pulsar's protocol. `target`: the changed object. `action`:
-    the name of the operation. `more`: further fields of the line.
+    the name of the operation. `extra_fields`: further fields of the line.
     """
     fields = {"who": caller.name, "address": caller.address, "method": method, "target": target[:_MAX_TARGET]}
-    LOG.info("change", extra={**fields, "action": action, **more})
+    LOG.info("change", extra={**fields, "action": action, **extra_fields})

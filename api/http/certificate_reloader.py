@@ -20,29 +20,29 @@ LOG = logging.getLogger(__name__)
 
 
 class CertificateReloader:
-    """The thread that keeps TLS contexts up to date with the files of a certificate and its key."""
+    """A thread that loads the files of a certificate and its key into TLS contexts again when a file has changed."""
 
     def __init__(self, certificate: str, key: str, contexts: Sequence[ssl.SSLContext], interval_ms: int) -> None:
         """`contexts`: those in use, with the present certificate."""
         self._files = Path(certificate), Path(key)
         self._contexts = contexts
         self._interval_seconds = interval_ms / 1000
-        self._stamps = self._current()
+        self._stamps = self._current_stamps()
         self._reported = ""
         self._ends = threading.Event()
 
     def start(self) -> None:
         """Start the thread, a daemon, because a file system may hang."""
-        threading.Thread(target=self._run, name="certificates", daemon=True).start()
+        threading.Thread(target=self._reload_until_stopped, name="certificates", daemon=True).start()
 
     def stop(self) -> None:
         """End the thread; a check in progress is completed."""
         self._ends.set()
 
     def reload_if_changed(self) -> bool:
-        """Load the files if one has changed. Return whether they were loaded; a fault is logged once, and raises
-        nothing."""
-        stamps = self._current()
+        """Load the files into the contexts if one has changed. Return whether they were loaded. A fault is logged once,
+        and raises nothing."""
+        stamps = self._current_stamps()
         if stamps == self._stamps:
             return False
         try:
@@ -62,10 +62,10 @@ class CertificateReloader:
         LOG.info("the certificate %s was read again", self._files[0])
         return True
 
-    def _run(self) -> None:
+    def _reload_until_stopped(self) -> None:
         while not self._ends.wait(self._interval_seconds):
             self.reload_if_changed()
 
-    def _current(self) -> tuple[Stamp, Stamp]:
+    def _current_stamps(self) -> tuple[Stamp, Stamp]:
         certificate, key = self._files
         return stamp_of(certificate), stamp_of(key)

@@ -1,8 +1,8 @@
 """Deadlines of an HTTP connection: the time to send a request and to receive its answer.
 
-`deadline_protocol` adds deadlines to uvicorn's protocol: for request line and headers, from the first byte, and for a
-body. A slower client is answered 408 and its connection is closed. The connection of a client that does not receive its
-answer is cut off, which ends its request. The time until the first byte is listener.py's.
+`deadline_protocol_class` adds deadlines to uvicorn's protocol: for request line and headers, from the first byte, and
+for a body. A slower client is answered 408 and its connection is closed. The connection of a client that does not
+receive its answer is cut off, which ends its request. The time until the first byte is listener.py's.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ _LEAST_TAKEN = 64 << 10
 
 
 def http_refusal_bytes(settings: Settings) -> RefusalBytes:
-    """Return the answers of a port without TLS on connections that are closed before they have a protocol."""
+    """Return HTTP's answers for connections that a port without TLS closes before their first request: 503 if the
+    listener is full, 408 if the client has sent nothing in time."""
     seconds = settings.limits_header_timeout_ms / 1000
     return RefusalBytes(
-        when_full=_answer(503, "too many connections are open: try again", "Retry-After: 1\r\n"),
-        when_silent=_answer(408, _too_slow("limits.header-timeout", seconds)),
+        when_full=_response_bytes(503, "too many connections are open: try again", "Retry-After: 1\r\n"),
+        when_silent=_response_bytes(408, _timeout_reason("limits.header-timeout", seconds)),
     )
 
 
-def _answer(status: int, reason: str, headers: str = "") -> bytes:
+def _response_bytes(status: int, reason: str, headers: str = "") -> bytes:
+    """Return an HTTP response with a reason, after which the connection is closed, as bytes."""
     body = json.dumps({"reason": reason})
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n{headers}"
     return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-def _too_slow(setting: str, seconds: float) -> str:
+def _timeout_reason(setting: str, seconds: float) -> str:
     return f"the request took longer than {setting}, {seconds:g} s, to arrive"
 
 
-def deadline_protocol(
+def deadline_protocol_class(
     settings: Settings, log_throttle: LogThrottle, listener: Listener | None = None
 ) -> type[H11Protocol]:
-    """Return uvicorn's protocol with the deadlines of the settings. `listener`: is notified when a connection becomes
-    idle or busy."""
+    """Return a subclass of uvicorn's HTTP protocol with the deadlines of the settings. `listener`: it is notified when
+    a connection becomes idle or busy."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -110,14 +112,14 @@ def deadline_protocol(
                 self._timer.cancel()
             self._timed, self._timer = state, None
             if state in deadlines and not self.transport.is_closing():
-                self._timer = self.loop.call_later(deadlines[state][1], self._too_slow, *deadlines[state])
+                self._timer = self.loop.call_later(deadlines[state][1], self._refuse_slow_client, *deadlines[state])
 
-        def _too_slow(self, setting: str, allowed: float) -> None:
+        def _refuse_slow_client(self, setting: str, allowed: float) -> None:
             warn_of_slow_clients(log_throttle, setting, allowed)
             if self.cycle is not None:
                 self.cycle.disconnected = True  # wakes the task that waits for the body
                 self.cycle.message_event.set()
-            self._refuse(408, _too_slow(setting, allowed))
+            self._refuse(408, _timeout_reason(setting, allowed))
 
         def _time_answer(self, *, is_held_up: bool) -> None:
             """Let a timer run while the answer waits for the client."""
@@ -148,7 +150,7 @@ def deadline_protocol(
         def _refuse(self, status: int, reason: str) -> None:
             """Send an answer unless one was begun, and close the connection."""
             if not self.transport.is_closing() and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self.transport.write(_answer(status, reason))
+                self.transport.write(_response_bytes(status, reason))
             self.transport.close()
 
     return DeadlineProtocol
@@ -158,5 +160,5 @@ _LOGGED_ELSEWHERE = ("Invalid HTTP request received.", "ASGI callable returned w
 
 
 def keep_uvicorn_record(record: logging.LogRecord) -> bool:
-    """Return False for a record of uvicorn's log that `DeadlineProtocol` or `audit.py` logs in its own words."""
+    """Return False for a record of uvicorn's log that this service logs in its own words; True for any other record."""
     return record.msg not in _LOGGED_ELSEWHERE

@@ -16,7 +16,8 @@ from api.http.single_flight import RunReportCache, SingleFlight
 
 
 class HttpContext:
-    """HTTP's state over a broker."""
+    """The state of one process that REST and the dashboard share: the broker, access control, the proxy to topic
+    owners, waiting reads, cached run reports and metrics."""
 
     def __init__(self, broker: Broker, access: AuthorizationService) -> None:
         settings, pools = broker.settings, broker.pools
@@ -38,7 +39,7 @@ class HttpContext:
 
 
 def context_of(request: Request) -> HttpContext:
-    """Return HTTP's state of the process that received a request."""
+    """Return the HttpContext of the process that received a request."""
     return cast(HttpContext, request.app.state.context)
 
 

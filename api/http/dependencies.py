@@ -29,7 +29,7 @@ Broker = Annotated[broker.Broker, Depends(_broker)]
 
 
 async def parse_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
-    """Return the value that `parse` returns for the request's body; a thread parses a large body."""
+    """Parse the request's body with `parse`, and return its result; a thread parses a large body."""
     body = await request.body()
     if len(body) <= _PARSED_HERE_BYTES:
         return parse(body)

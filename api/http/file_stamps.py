@@ -12,7 +12,7 @@ Stamp = tuple[int, int, int] | None
 def stamp_of(file: Path | None) -> Stamp:
     """Return the stamp of a file; None: there is no file, or it cannot be examined.
 
-    Take it before the file is read: a change meanwhile is noticed the next time.
+    Take the stamp before the file is read, so that a change during the read is noticed the next time.
     """
     with suppress(OSError):
         if file is not None:

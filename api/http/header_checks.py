@@ -28,21 +28,25 @@ _LINE_BYTES = len(b": \r\n")
 
 @dataclass(frozen=True)
 class HeaderRules:
-    """The rules. `hosts`: names of this service besides loopback's; None: names are not checked."""
+    """The rules for the headers of a request: their size, their framing, and the sites that they name.
+
+    `hosts`: names of this service besides loopback's; None: the sites are not checked.
+    """
 
     max_header_bytes: int
     hosts: frozenset[str] | None
 
     @classmethod
-    def of(cls, settings: Settings) -> HeaderRules:
-        """Return the rules that the settings describe."""
+    def from_settings(cls, settings: Settings) -> HeaderRules:
+        """Return the rules for headers that the settings describe."""
         if settings.has_access_control:
             return cls(settings.limits_header_bytes, None)
         names = (settings.host, urlsplit(settings.url).hostname, *settings.allowed_hosts)
         return cls(settings.limits_header_bytes, frozenset(name.lower().strip("[]") for name in names if name))
 
     def refusal(self, scope: Scope, *, check_sites: bool) -> RestException | None:
-        """Return the refusal of a request; None: it passes. `check_sites`: check also host and origin."""
+        """Return the error for a request whose headers break a rule; None: they break none. `check_sites`: check also
+        Host and Origin."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         line = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         size = line + sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
@@ -51,13 +55,14 @@ class HeaderRules:
         named = {name for name, _ in headers}
         if {b"content-length", b"transfer-encoding"} <= named:
             return RestException(400, "a request has Content-Length or Transfer-Encoding, not both", _CLOSE)
-        if check_sites and self.hosts is not None and (refusal := self._names_refusal(headers)):
+        if check_sites and self.hosts is not None and (refusal := self._site_refusal(headers)):
             return refusal
-        if not all(_is_host(value) for name, value in headers if name == b"host"):
+        if not all(_is_valid_host(value) for name, value in headers if name == b"host"):
             return RestException(400, "the header Host is no host name or address", _CLOSE)
         return None
 
-    def _names_refusal(self, headers: list[tuple[bytes, bytes]]) -> RestException | None:
+    def _site_refusal(self, headers: list[tuple[bytes, bytes]]) -> RestException | None:
+        """Return the error (403) for a request whose Host or Origin names another site; None: it names this service."""
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
         if all(map(self._names_this_service, hosts)) and all(
@@ -81,7 +86,8 @@ class HeaderRules:
             return False
 
 
-def _is_host(value: bytes) -> bool:
+def _is_valid_host(value: bytes) -> bool:
+    """Return whether the value of a Host header is a name or an address, with or without a port."""
     text = value.decode("latin-1")
     try:
         parts = urlsplit(f"//{text}")

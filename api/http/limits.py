@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.broker.shares import Shares
 from api.http import login_limits
-from api.http.access import PROBES, Caller, unauthenticated
+from api.http.access import PROBES, Caller, unauthenticated_error
 from api.http.audit import CHANGING
 from api.http.header_checks import HeaderRules
 from api.http.problems import RestException, error_response
@@ -60,8 +60,9 @@ class TokenBuckets:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._lock = threading.Lock()
 
-    def take(self, name: str) -> float:
-        """Take a token of a bucket. Return 0, or the seconds until the bucket has one; then nothing is taken."""
+    def take_token(self, name: str) -> float:
+        """Take a token from the bucket of a name, and return 0. If it has none, take nothing, and return the seconds
+        until it has one."""
         if not self._rate:
             return 0.0
         now = self._clock.now_ms()
@@ -79,11 +80,12 @@ class TokenBuckets:
 
 
 class RequestLimitMiddleware:
-    """The middleware. It needs the caller in the request's state (`access.AuthenticationMiddleware`)."""
+    """Middleware that refuses requests with malformed headers, too large bodies, or beyond the limits of their caller
+    or of the process. It needs the caller in the request's state (`access.AuthenticationMiddleware`)."""
 
     def __init__(self, app: ASGIApp, settings: Settings, clock: Clock) -> None:
         self._app = app
-        self._header_rules = HeaderRules.of(settings)
+        self._header_rules = HeaderRules.from_settings(settings)
         self._body = settings.limits_body_bytes
         self._at_once = settings.limits_requests_at_once
         self._buckets = TokenBuckets(settings.limits_requests_per_second, clock)
@@ -98,7 +100,7 @@ class RequestLimitMiddleware:
             return
         probes = scope["path"] in PROBES
         refusal = self._header_rules.refusal(scope, check_sites=not probes) or (
-            None if probes else self._refusal(scope)
+            None if probes else self._limit_refusal(scope)
         )
         if refusal is not None:
             await error_response(refusal.status_code, refusal.detail, refusal.headers)(scope, receive, send)
@@ -107,21 +109,22 @@ class RequestLimitMiddleware:
             await self._app(scope, receive, send)
             return
         caller: Caller = scope["state"]["caller"]
-        if _logs_in(scope):
+        if _is_login_or_logout(scope):
             with self._logins.count_request(caller.address):
                 await self._app(scope, login_limits.bounded_body(receive), send)
             return
-        counted = scope["state"][_BODY] = _Counted(receive, self, self._body)
+        counted = scope["state"][_BODY] = _CountedBody(receive, self, self._body)
         with self._of_role.counting(caller.role):  # only the event loop's thread comes here
             try:
                 await self._app(scope, counted, send)
             finally:
                 self._held -= counted.taken
 
-    def _refusal(self, scope: Scope) -> RestException | None:
+    def _limit_refusal(self, scope: Scope) -> RestException | None:
+        """Return the error for a request that is beyond a limit or not authenticated; None: it may begin."""
         caller: Caller = scope["state"]["caller"]
-        if _logs_in(scope):
-            return self._logins.refusal(caller.address, _length(scope)) or self._rate_refusal(caller)
+        if _is_login_or_logout(scope):
+            return self._logins.refusal(caller.address, _declared_body_length(scope)) or self._rate_refusal(caller)
         if self._of_role.total() >= self._at_once:
             return RestException(503, f"{self._at_once} requests are under way: try again", {"Retry-After": "1"})
         if caller.role and self._of_role[caller.role] >= max(1, self._at_once // 2):
@@ -130,29 +133,30 @@ class RequestLimitMiddleware:
         if refusal := self._rate_refusal(caller):
             return refusal
         if caller.refusal_reason and scope["method"] in CHANGING:
-            return unauthenticated(caller)
-        return self.too_large(self._body) if _length(scope) > self._body else None
+            return unauthenticated_error(caller)
+        return self.body_too_large_error(self._body) if _declared_body_length(scope) > self._body else None
 
     def _rate_refusal(self, caller: Caller) -> RestException | None:
-        if seconds := self._buckets.take(f"role {caller.role}" if caller.role else f"address {caller.address}"):
+        """Count a request of the caller. Return the error (429) if it is beyond the rate; else None."""
+        if seconds := self._buckets.take_token(f"role {caller.role}" if caller.role else f"address {caller.address}"):
             return RestException(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
         return None
 
-    def count_body(self, counted_bytes: int, new_bytes: int, limit: int) -> None:
+    def count_body_bytes(self, counted_bytes: int, new_bytes: int, limit: int) -> None:
         """Count `new_bytes` more of a body, of which `counted_bytes` are counted already.
 
         Raise RestException: 413 for a body of more than `limit` bytes, 503 if all bodies together are beyond their
         limit.
         """
         if counted_bytes + new_bytes > limit:
-            raise self.too_large(limit)
+            raise self.body_too_large_error(limit)
         if self._held + new_bytes > self._bodies:
             message = f"requests with {self._held // _KIB} KiB of bodies are under way: try again"
             raise RestException(503, message, {"Retry-After": "1", "Connection": "close"})
         self._held += new_bytes
 
-    def too_large(self, limit: int) -> RestException:
-        """Return the refusal of a body of more than `limit` bytes."""
+    def body_too_large_error(self, limit: int) -> RestException:
+        """Return the error (413) for a body of more than `limit` bytes."""
         remedy = ", or raise limits.body-bytes" if limit == self._body else ""
         return RestException(
             413,
@@ -162,25 +166,25 @@ class RequestLimitMiddleware:
 
 
 def limit_body(scope: Scope, limit: int) -> None:
-    """Bound a request's body to `limit` bytes, never to more than before. Raise RestException (413) if its declared
-    length is larger; a larger body without a length raises it while it is read."""
-    counted: _Counted | None = scope["state"].get(_BODY)
+    """Lower the limit of a request's body to `limit` bytes. Raise RestException (413) if the declared length is larger;
+    a larger body without a length raises it while it is read."""
+    counted: _CountedBody | None = scope["state"].get(_BODY)
     if counted is not None:
-        counted.hold_to(limit, _length(scope))
+        counted.lower_limit(limit, _declared_body_length(scope))
 
 
-def _logs_in(scope: Scope) -> bool:
+def _is_login_or_logout(scope: Scope) -> bool:
     return scope["method"] == "POST" and scope["path"] in login_limits.PATHS
 
 
-def _length(scope: Scope) -> int:
+def _declared_body_length(scope: Scope) -> int:
     """Return the declared length of a request's body; 0: none."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     return int(lengths[0][:20]) if lengths and lengths[0].isdigit() else 0
 
 
-class _Counted:
-    """The receiver of a request's body: it ends with the refusal if the body is longer than its limit."""
+class _CountedBody:
+    """A receiver of a request's body that counts the bytes, and raises RestException beyond the limit."""
 
     def __init__(self, receive: Receive, limits: RequestLimitMiddleware, limit: int) -> None:
         self._receive = receive
@@ -188,15 +192,15 @@ class _Counted:
         self._limit = limit
         self.taken = 0
 
-    def hold_to(self, limit: int, length: int) -> None:
-        """Lower the limit. Raise RestException (413) for a body whose declared length is larger."""
+    def lower_limit(self, limit: int, length: int) -> None:
+        """Lower the limit of the body, never raise it. Raise RestException (413) if the declared `length` is larger."""
         self._limit = min(self._limit, limit)
         if length > self._limit:
-            raise self._limits.too_large(self._limit)
+            raise self._limits.body_too_large_error(self._limit)
 
     async def __call__(self) -> Message:
         message = await self._receive()
         more = len(message.get("body") or b"")
-        self._limits.count_body(self.taken, more, self._limit)
+        self._limits.count_body_bytes(self.taken, more, self._limit)
         self.taken += more
         return message

@@ -73,8 +73,8 @@ def connection_limit(requested: int, listener_count: int = 1) -> int:
     return max(1, min(requested, descriptors // (_PART_OF_DESCRIPTORS * listener_count)))
 
 
-class _Accepted(socket.socket):
-    """A connection that counts until it is closed."""
+class _AcceptedSocket(socket.socket):
+    """An accepted connection, which its listener counts until the connection is closed."""
 
     counted_in: Listener | None = None
     descriptor = -1
@@ -86,7 +86,8 @@ class _Accepted(socket.socket):
 
 
 class Listener:
-    """The connections of a listening socket. For one event loop."""
+    """A listening socket that accepts connections up to a limit. Each gets its transport and protocol when its first
+    bytes arrive. For one event loop."""
 
     def __init__(
         self,
@@ -106,16 +107,16 @@ class Listener:
         self._silent_seconds = silent_seconds
         self._log_throttle = log_throttle
         self._refusals = refusals
-        self._open: WeakValueDictionary[int, _Accepted] = WeakValueDictionary()
+        self._open: WeakValueDictionary[int, _AcceptedSocket] = WeakValueDictionary()
         """Connections without bytes, by descriptor."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Descriptors of connections that may make room, the longest idle first."""
-        self._silent: dict[int, tuple[_Accepted, float]] = {}
+        self._silent: dict[int, tuple[_AcceptedSocket, float]] = {}
         """Connections without a transport, and when their time ends; the oldest first. By their descriptors."""
         self._timer: asyncio.TimerHandle | None = None
         self._selector: DefaultSelector
         """Watches the connections without a transport. The event loop would make a handle for each of them."""
-        self._ready: deque[_Accepted] = deque()
+        self._ready: deque[_AcceptedSocket] = deque()
         """Those that have bytes or have ended, unless they were closed meanwhile."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -124,7 +125,7 @@ class Listener:
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Accept connections, in the running event loop."""
+        """Begin to accept connections, in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._protocol_factory = protocol_factory
         self._ssl = ssl_context
@@ -133,8 +134,8 @@ class Listener:
             self._listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFERRED_SECONDS)
         self._listening.listen(_BACKLOG)
         self._selector = DefaultSelector()
-        self._loop.add_reader(self._selector, self._connect_ready)
-        self._resume()
+        self._loop.add_reader(self._selector, self._connect_ready_sockets)
+        self._resume_accepting()
 
     def close(self) -> None:
         """Accept no more, and close the connections that have sent nothing. Idempotent."""
@@ -145,7 +146,7 @@ class Listener:
         if self._timer is not None:
             self._timer.cancel()
         for descriptor in list(self._silent):
-            self._take(descriptor).close()
+            self._pop_silent(descriptor).close()
         self._loop.remove_reader(self._selector)
         self._selector.close()
 
@@ -153,29 +154,29 @@ class Listener:
         """Return at once: the connections end by their protocols."""
 
     def mark_busy(self, transport: asyncio.BaseTransport) -> None:
-        """Keep a connection although others need room."""
+        """Mark a connection as busy: it is not closed to make room for a new one."""
         self._idle.pop(_descriptor_of(transport), None)
 
     def mark_idle(self, transport: asyncio.BaseTransport) -> None:
-        """Let a connection make room for others, after those that have been idle for longer."""
+        """Mark a connection as idle: it may be closed to make room for a new one, after those idle for longer."""
         descriptor = _descriptor_of(transport)
         if descriptor in self._open:
             self._idle[descriptor] = None
             self._idle.move_to_end(descriptor)
 
     def remove_connection(self, descriptor: int) -> None:
-        """Remove a closed connection from the count."""
+        """Remove a closed connection from the count of open connections."""
         self._open.pop(descriptor, None)
         self._idle.pop(descriptor, None)
 
     # Accepting
 
-    def _resume(self) -> None:
+    def _resume_accepting(self) -> None:
         if self._listening.fileno() >= 0:
-            self._loop.add_reader(self._listening, self._accept)
+            self._loop.add_reader(self._listening, self._accept_connections)
 
-    def _accept(self) -> None:
-        """Accept connections until none waits, or other work has its turn."""
+    def _accept_connections(self) -> None:
+        """Accept the connections that wait, at most `_ACCEPTED_AT_ONCE`. Without a free descriptor, pause."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 descriptor = self._listening.accept()[0].detach()
@@ -190,26 +191,27 @@ class Listener:
                     "no file descriptor is left for a connection: raise their limit (ulimit -n, LimitNOFILE)"
                 )
                 self._loop.remove_reader(self._listening)
-                self._loop.call_later(PAUSE_SECONDS, self._resume)
+                self._loop.call_later(PAUSE_SECONDS, self._resume_accepting)
                 return
-            connection = _Accepted(*self._kind, descriptor)
+            connection = _AcceptedSocket(*self._kind, descriptor)
             connection.setblocking(False)
-            if len(self._open) < self._limit or self._make_room():
-                self._add(connection)
+            if len(self._open) < self._limit or self._end_longest_idle():
+                self._add_connection(connection)
             else:
-                self._refuse(connection)
+                self._refuse_connection(connection)
 
-    def _refuse(self, connection: socket.socket) -> None:
+    def _refuse_connection(self, connection: socket.socket) -> None:
+        """Close a new connection beyond the limit, after the bytes of its refusal, and log that."""
         self._log_throttle.warn(
             "%d connections are open, the limit: others are refused. Raise %s and the limit of file descriptors "
             "(ulimit -n, LimitNOFILE), or find the process that opens them",
             self._limit,
             self._setting,
         )
-        _close(connection, self._refusals.when_full)
+        _send_and_close(connection, self._refusals.when_full)
 
-    def _make_room(self) -> bool:
-        """End the connection that has been idle for longest. Return False if none is idle."""
+    def _end_longest_idle(self) -> bool:
+        """End the connection that has been idle for longest, and return True; return False if none is idle."""
         for _ in range(len(self._idle)):
             descriptor, _ = self._idle.popitem(last=False)
             connection = self._open.get(descriptor)
@@ -218,7 +220,7 @@ class Listener:
             if _has_sent(connection):
                 self._idle[descriptor] = None  # its request is read soon
             elif descriptor in self._silent:
-                self._take(descriptor).close()
+                self._pop_silent(descriptor).close()
                 return True
             else:
                 with suppress(OSError):  # the client has closed it
@@ -228,7 +230,7 @@ class Listener:
 
     # Connections without bytes
 
-    def _add(self, connection: _Accepted) -> None:
+    def _add_connection(self, connection: _AcceptedSocket) -> None:
         """Count a connection, and wait for its first bytes."""
         descriptor = connection.fileno()
         connection.counted_in, connection.descriptor = self, descriptor
@@ -237,14 +239,14 @@ class Listener:
         self._silent[descriptor] = connection, self._loop.time() + self._silent_seconds
         self._selector.register(descriptor, EVENT_READ)
         if self._timer is None:
-            self._timer = self._loop.call_later(self._silent_seconds, self._end_silent)
+            self._timer = self._loop.call_later(self._silent_seconds, self._close_timed_out)
 
-    def _take(self, descriptor: int) -> _Accepted:
-        """Return a connection without a transport, and stop waiting for its bytes."""
+    def _pop_silent(self, descriptor: int) -> _AcceptedSocket:
+        """Remove a connection from those whose first bytes are awaited, and return it."""
         self._selector.unregister(descriptor)
         return self._silent.pop(descriptor)[0]
 
-    def _connect_ready(self) -> None:
+    def _connect_ready_sockets(self) -> None:
         """Give connections with bytes their transports and protocols; close those whose clients left without a byte.
 
         The event loop calls this again while the selector has such connections.
@@ -256,7 +258,7 @@ class Listener:
             silent = self._silent.get(connection.descriptor)
             if silent is None or silent[0] is not connection:
                 continue
-            self._take(connection.descriptor)
+            self._pop_silent(connection.descriptor)
             if _has_sent(connection):
                 task = self._loop.create_task(self._open_transport(connection))
                 self._tasks.add(task)
@@ -265,6 +267,7 @@ class Listener:
                 connection.close()
 
     async def _open_transport(self, connection: socket.socket) -> None:
+        """Give a connection its transport and protocol, after the handshake of TLS if there is one."""
         with suppress(OSError):  # the client left, or TLS's handshake failed
             await self._loop.connect_accepted_socket(
                 self._protocol_factory,
@@ -273,18 +276,19 @@ class Listener:
                 ssl_handshake_timeout=self._silent_seconds if self._ssl else None,
             )
 
-    def _end_silent(self) -> None:
-        """Close the connections whose time has ended, and wait for the next one's end."""
+    def _close_timed_out(self) -> None:
+        """Close the connections that have sent nothing in time, and set the timer for the next one."""
         self._timer = None
         for descriptor, (_, ends) in list(self._silent.items()):
             if ends > self._loop.time():
-                self._timer = self._loop.call_at(ends, self._end_silent)
+                self._timer = self._loop.call_at(ends, self._close_timed_out)
                 return
             warn_of_slow_clients(self._log_throttle, "limits.header-timeout", self._silent_seconds)
-            _close(self._take(descriptor), self._refusals.when_silent)
+            _send_and_close(self._pop_silent(descriptor), self._refusals.when_silent)
 
 
-def _close(connection: socket.socket, refusal: bytes) -> None:
+def _send_and_close(connection: socket.socket, refusal: bytes) -> None:
+    """Send the bytes of a refusal on a connection, and close it."""
     with connection:
         with suppress(OSError):
             connection.recv(_DRAINED_BYTES)  # with bytes unread, the close would reset the connection
@@ -293,7 +297,7 @@ def _close(connection: socket.socket, refusal: bytes) -> None:
 
 
 def _has_sent(connection: socket.socket) -> bool:
-    """Return whether bytes of a client wait to be read."""
+    """Return whether bytes from the client wait to be read on a connection."""
     with suppress(OSError):
         return bool(connection.recv(1, _LOOK))
     return False

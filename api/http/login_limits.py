@@ -28,16 +28,16 @@ _LATER = {"Retry-After": "1", **_CLOSE}
 
 
 class PendingLogins:
-    """The requests to log in or out that are under way."""
+    """The number of requests to log in or out that are under way, by address, with limits."""
 
     def __init__(self) -> None:
         self._of_address = Shares[str]()
 
     def refusal(self, address: str, length: int) -> RestException | None:
-        """Return the refusal of a request from `address` whose body has a declared length of `length` bytes; None: it
-        passes."""
+        """Return the error for a request from `address` with a declared body length of `length` bytes: 413 for a larger
+        body, 503 if too many are under way; None: it may begin."""
         if length > BODY_BYTES:
-            return _too_large()
+            return _form_too_large_error()
         if self._of_address[address] >= PLACES_OF_ADDRESS or self._of_address.total() >= PLACES:
             return RestException(503, "too many requests log in at once: try again", _LATER)
         return None
@@ -48,10 +48,8 @@ class PendingLogins:
 
 
 def bounded_body(receive: Receive, seconds: float = BODY_SECONDS) -> Receive:
-    """Return `receive` with bounds of the body's size and of the `seconds` until it is complete.
-
-    It raises RestException: 408, 413. Call this in the event loop when the request begins.
-    """
+    """Return a receiver that wraps `receive`, and raises RestException for a body that is too large (413) or not
+    complete after `seconds` (408). Call this in the event loop when the request begins."""
     deadline = asyncio.get_running_loop().time() + seconds
     size, is_complete = 0, False
 
@@ -66,12 +64,12 @@ def bounded_body(receive: Receive, seconds: float = BODY_SECONDS) -> Receive:
             raise RestException(408, f"the form took longer than {seconds:g} s to arrive", _CLOSE) from None
         size += len(message.get("body") or b"")
         if size > BODY_BYTES:
-            raise _too_large()
+            raise _form_too_large_error()
         is_complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 
     return next_message
 
 
-def _too_large() -> RestException:
+def _form_too_large_error() -> RestException:
     return RestException(413, f"the form is larger than {BODY_BYTES >> 10} KiB: send the token alone", _CLOSE)

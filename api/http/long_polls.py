@@ -32,7 +32,7 @@ _End = tuple[TopicActiveSegment, OpenSegmentEnd | None] | None
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _WaitingRead:
     """A waiting read. `seen`: the state of its topic at the last wake-up; empty: it was not polled yet."""
 
     topic_id: int
@@ -41,7 +41,7 @@ class _Waiting:
 
 
 class LongPolls:
-    """The waiting reads."""
+    """The reads that wait for new messages, and the task that polls their topics and wakes them."""
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pools: Pools, limit: int) -> None:
         """`pools`: their threads poll. `limit`: the number of reads with which one caller may wait."""
@@ -51,11 +51,11 @@ class LongPolls:
         self._pools = pools
         self._limit = limit
         self._of_caller = Shares[str]()
-        self._waiting: set[_Waiting] = set()
+        self._waiting: set[_WaitingRead] = set()
         self._task: asyncio.Task[None] | None = None
         self._ends = False
 
-    def end(self) -> None:
+    def end_waits(self) -> None:
         """End all waits, because the service ends: the reads answer soon, and empty. Callable from any thread."""
         self._ends = True
 
@@ -73,17 +73,17 @@ class LongPolls:
         with self._of_caller.counting(caller):
             yield
 
-    async def changes(
+    async def topic_changes(
         self, topic_id: int, until_ms: int, is_disconnected: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[None, None]:
-        """Yield each time that the topic may have new messages since the last read; the first time soon, in any case.
+        """Yield each time that a topic may have new messages since the last time; the first time soon, in any case.
 
-        It ends at `until_ms`, when the client has disconnected (`is_disconnected`), or with the service.
+        The iteration ends at `until_ms`, when the client has disconnected (`is_disconnected`), or with the service.
         """
-        waiting = _Waiting(topic_id)
+        waiting = _WaitingRead(topic_id)
         self._waiting.add(waiting)
         if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
-            self._task = asyncio.create_task(self._poll_waiting())
+            self._task = asyncio.create_task(self._poll_topics())
         try:
             while (
                 not self._ends
@@ -99,11 +99,12 @@ class LongPolls:
         finally:
             self._waiting.discard(waiting)
 
-    async def _poll_waiting(self) -> None:
+    async def _poll_topics(self) -> None:
+        """Poll the topics of all waiting reads, and wake the reads whose topic has changed, until no read waits."""
         while self._waiting:
             waiting = list(self._waiting)
             try:
-                ends = await self._ends_of(sorted({item.topic_id for item in waiting}))
+                ends = await self._topic_ends(sorted({item.topic_id for item in waiting}))
             except Exception:  # each read meets the error itself, and reports it to its caller
                 ends = None
             for item in waiting:
@@ -113,14 +114,16 @@ class LongPolls:
                     item.woken.set()
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _ends_of(self, topic_ids: Sequence[int]) -> dict[int, _End]:
-        """Return the end of each topic. Threads of the log read files: a disk that hangs blocks no database thread."""
+    async def _topic_ends(self, topic_ids: Sequence[int]) -> dict[int, _End]:
+        """Return the end of each topic, by topic id. Threads of the log read files, so that a disk that hangs blocks no
+        database thread."""
         segments = await self._pools[WaitsFor.DATABASE].run(self._metadata.segments.active_segments, topic_ids)
         if all(segment.open is None for segment in segments):
             return {segment.topic.id: (segment, None) for segment in segments}
-        return await self._pools[WaitsFor.LOG].run(self._with_open_ends, segments)
+        return await self._pools[WaitsFor.LOG].run(self._read_open_segment_ends, segments)
 
-    def _with_open_ends(self, segments: Sequence[TopicActiveSegment]) -> dict[int, _End]:
+    def _read_open_segment_ends(self, segments: Sequence[TopicActiveSegment]) -> dict[int, _End]:
+        """Return the end of each topic, by topic id, with the end of its open segment as the log's files have it."""
         return {
             segment.topic.id: (
                 segment,

@@ -44,7 +44,8 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """One metric: kind is gauge, counter or histogram, as Prometheus has them."""
+    """The definition of one metric: its name, its text of help, its labels, and its kind: gauge, counter or
+    histogram."""
 
     name: str
     doc: str
@@ -192,7 +193,7 @@ METRICS: Mapping[str, MetricDefinition] = {
 
 
 class Metrics(Collector):
-    """The registry of a service, the metrics of what SQL and the process know, and what is counted as it happens."""
+    """The metrics of a service: those read from SQL, those of the process, and durations of HTTP requests (`http`)."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -213,17 +214,20 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the present metrics of database and process; without a database that answers, those of the process."""
+        """Yield the present metrics of the database and of the process; those of the process alone if the database does
+        not answer."""
         with self._lock:
             now = self._broker.environment.clock.now_ms()
-            up = self._refresh(now)
-            yield _plain("compactor_up", int(up))
+            up = self._refresh_from_database(now)
+            yield _unlabelled_metric("compactor_up", int(up))
             if up and self._counts:
-                yield from self._of_database(self._counts, now)
-                yield from self._of_topics()
-        yield from self._of_process(now)
+                yield from self._database_metrics(self._counts, now)
+                yield from self._topic_metrics()
+        yield from self._process_metrics(now)
 
-    def _refresh(self, now: int) -> bool:
+    def _refresh_from_database(self, now: int) -> bool:
+        """Read the counts from SQL if they are older than `REFRESH_MS`. Return False if the database does not
+        answer."""
         if not is_due(self._read_at, REFRESH_MS, now):
             return True
         try:
@@ -237,76 +241,86 @@ class Metrics(Collector):
         self._read_at = now
         return True
 
-    def _of_database(self, counts: TopicCounts, now: int) -> Iterator[Metric]:
+    def _database_metrics(self, counts: TopicCounts, now: int) -> Iterator[Metric]:
         totals = self._totals
-        yield _plain("compactor_topics", counts.topics)
+        yield _unlabelled_metric("compactor_topics", counts.topics)
         by_state: dict[tuple[str, ...], float] = {
             ("SUCCESS",): sum(topic.succeeded for topic in totals.topics.values()),
             ("ERROR",): sum(topic.failed for topic in totals.topics.values()),
             ("CANCELLED",): sum(topic.cancelled for topic in totals.topics.values()),
         }
-        yield _labelled("compactor_runs", by_state)
-        yield _plain("compactor_runs_running", totals.count_live_runs(now))
-        yield _plain("compactor_read_bytes", totals.bytes_read)
-        yield _plain("compactor_written_bytes", totals.bytes_written)
-        yield _plain("compactor_recopy_ratio", totals.bytes_written / totals.bytes_read if totals.bytes_read else 0)
-        yield _plain("compactor_max_clean_time_seconds", totals.max_duration_ms / 1000)
-        yield _plain("compactor_time_since_last_run_seconds", _since(totals.last_finished_at, now))
-        yield _plain("compactor_queue_topics", counts.requested)
-        yield _plain("compactor_queue_oldest_seconds", _since(counts.oldest_request_at, now) or 0)
-        yield _plain("compactor_paused_topics", counts.paused)
-        yield _plain("compactor_failing_topics", counts.failing)
-        yield _labelled("compactor_log_segments", {(state,): counts.segments.get(state, 0) for state in _SEGMENTS})
-        yield _plain("compactor_log_rolled_bytes", counts.rolled_bytes)
-        yield _plain("compactor_log_segments_given_up", counts.abandoned_segments)
-        yield _plain("compactor_tables_behind", sum(topic.is_table_behind for topic in self._totals.topics.values()))
-        yield _labelled("compactor_mirrors", {(state.value,): self._mirrors.get(state, 0) for state in MirrorState})
+        yield _labelled_metric("compactor_runs", by_state)
+        yield _unlabelled_metric("compactor_runs_running", totals.count_live_runs(now))
+        yield _unlabelled_metric("compactor_read_bytes", totals.bytes_read)
+        yield _unlabelled_metric("compactor_written_bytes", totals.bytes_written)
+        yield _unlabelled_metric(
+            "compactor_recopy_ratio", totals.bytes_written / totals.bytes_read if totals.bytes_read else 0
+        )
+        yield _unlabelled_metric("compactor_max_clean_time_seconds", totals.max_duration_ms / 1000)
+        yield _unlabelled_metric("compactor_time_since_last_run_seconds", _seconds_since(totals.last_finished_at, now))
+        yield _unlabelled_metric("compactor_queue_topics", counts.requested)
+        yield _unlabelled_metric("compactor_queue_oldest_seconds", _seconds_since(counts.oldest_request_at, now) or 0)
+        yield _unlabelled_metric("compactor_paused_topics", counts.paused)
+        yield _unlabelled_metric("compactor_failing_topics", counts.failing)
+        yield _labelled_metric(
+            "compactor_log_segments", {(state,): counts.segments.get(state, 0) for state in _SEGMENTS}
+        )
+        yield _unlabelled_metric("compactor_log_rolled_bytes", counts.rolled_bytes)
+        yield _unlabelled_metric("compactor_log_segments_given_up", counts.abandoned_segments)
+        yield _unlabelled_metric(
+            "compactor_tables_behind", sum(topic.is_table_behind for topic in self._totals.topics.values())
+        )
+        yield _labelled_metric(
+            "compactor_mirrors", {(state.value,): self._mirrors.get(state, 0) for state in MirrorState}
+        )
 
-    def _of_topics(self) -> Iterator[Metric]:
+    def _topic_metrics(self) -> Iterator[Metric]:
         latest = sorted(self._totals.topics.items(), key=lambda item: -item[1].last_run_id)[: self._max_topics]
-        yield from self._by_topic(_BY_TOPIC, [(self._totals.names[topic_id], totals) for topic_id, totals in latest])
+        yield from self._metrics_by_topic(
+            _BY_TOPIC, [(self._totals.names[topic_id], totals) for topic_id, totals in latest]
+        )
 
-    def _of_clients(self) -> Iterator[Metric]:
+    def _client_metrics(self) -> Iterator[Metric]:
         clients = self._broker.clients
-        yield _plain("pulsar_active_connections", clients.connections())
-        yield from self._by_topic(_BY_CLIENTS, list(islice(clients.counts(), self._max_topics)))
+        yield _unlabelled_metric("pulsar_active_connections", clients.connections())
+        yield from self._metrics_by_topic(_BY_CLIENTS, list(islice(clients.counts(), self._max_topics)))
 
-    def _of_mirrors(self) -> Iterator[Metric]:
+    def _mirror_metrics(self) -> Iterator[Metric]:
         counts = [(item.topic, item) for item in islice(self._broker.mirrors.counts(), self._max_topics)]
-        yield from self._by_topic(_BY_MIRROR, counts)
+        yield from self._metrics_by_topic(_BY_MIRROR, counts)
         mirrored = [(topic, item.lag) for topic, item in counts if item.lag is not None]
-        yield from self._by_topic({"compactor_mirror_lag_records": lambda lag: lag}, mirrored)
+        yield from self._metrics_by_topic({"compactor_mirror_lag_records": lambda lag: lag}, mirrored)
 
-    def _by_topic(
+    def _metrics_by_topic(
         self, values: Mapping[str, Callable[[Counts], float]], topics: Sequence[tuple[TopicName, Counts]]
     ) -> Iterator[Metric]:
-        """Yield the metrics of topics. `values`: the value of each by its name."""
+        """Yield metrics with a sample for each topic. `values`: by a metric's name, its value from a topic's counts."""
         cluster = self._broker.settings.cluster_name
         for name, value in values.items():
-            family = _family(name)
+            family = _empty_metric_family(name)
             for topic, counts in topics:
                 family.add_metric((cluster, f"{topic.tenant}/{topic.namespace}", str(topic)), value(counts))
             yield family
 
-    def _of_process(self, now: int) -> Iterator[Metric]:
-        yield from self._of_clients()
-        yield from self._of_mirrors()
+    def _process_metrics(self, now: int) -> Iterator[Metric]:
+        yield from self._client_metrics()
+        yield from self._mirror_metrics()
         logs, room, control = self._broker.logs, self._broker.environment.log.space_limit, self._broker.control
-        yield _plain("compactor_log_appended_entries_total", logs.appended_entries)
-        yield _plain("compactor_log_appended_bytes_total", logs.appended_bytes)
-        yield _plain("compactor_log_open_topics", len(logs.topics))
+        yield _unlabelled_metric("compactor_log_appended_entries_total", logs.appended_entries)
+        yield _unlabelled_metric("compactor_log_appended_bytes_total", logs.appended_bytes)
+        yield _unlabelled_metric("compactor_log_open_topics", len(logs.topics))
         space = LogSpaceStatus() if room is None else room.status()
-        yield _plain("compactor_log_free_bytes", space.free_bytes)
-        yield _plain("compactor_log_least_free_bytes", space.least_free_bytes)
-        yield _plain("compactor_log_full", int(space.refusal is not None))
+        yield _unlabelled_metric("compactor_log_free_bytes", space.free_bytes)
+        yield _unlabelled_metric("compactor_log_least_free_bytes", space.least_free_bytes)
+        yield _unlabelled_metric("compactor_log_full", int(space.refusal is not None))
         error = control.engine_error
-        yield _plain("compactor_engine_up", None if error is None else int(not error))
+        yield _unlabelled_metric("compactor_engine_up", None if error is None else int(not error))
         leads = control.is_leader
-        yield _plain("compactor_leader", int(leads))
+        yield _unlabelled_metric("compactor_leader", int(leads))
         check = control.last_check if leads else None
-        yield _plain("compactor_missed_topics_total", control.unqueued_due_topics)
+        yield _unlabelled_metric("compactor_missed_topics_total", control.unqueued_due_topics)
         for name, value in _CHECKED.items():
-            yield _plain(name, value(check, now) if check else None)
+            yield _unlabelled_metric(name, value(check, now) if check else None)
 
 
 _BY_CLIENTS: Mapping[str, Callable[[ClientCounts], float]] = {
@@ -348,25 +362,26 @@ _CHECKED: Mapping[str, Callable[[TopicsCheckResult, int], float]] = {
 }
 
 
-def _family(name: str) -> Any:
+def _empty_metric_family(name: str) -> Any:
     known = METRICS[name]
     kind = CounterMetricFamily if known.kind == "counter" else GaugeMetricFamily
     return kind(name, known.doc, labels=known.labels)
 
 
-def _plain(name: str, value: float | None) -> Metric:
-    """Return a metric without labels; None: without a sample."""
-    return _labelled(name, {} if value is None else {(): value})
+def _unlabelled_metric(name: str, value: float | None) -> Metric:
+    """Return a metric without labels; for the value None, without a sample."""
+    return _labelled_metric(name, {} if value is None else {(): value})
 
 
-def _labelled(name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
-    """Return a metric, by the values of its labels."""
-    family = _family(name)
+def _labelled_metric(name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
+    """Return a metric with labels. `values`: the value of each sample, by the values of its labels."""
+    family = _empty_metric_family(name)
     for labels, value in values.items():
         family.add_metric(labels, value)
     assert isinstance(family, Metric)
     return family
 
 
-def _since(at: int | None, now: int) -> float | None:
+def _seconds_since(at: int | None, now: int) -> float | None:
+    """Return the seconds from `at` to `now`, both in milliseconds; None without `at`."""
     return None if at is None else max(0, now - at) / 1000

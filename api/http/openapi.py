@@ -50,7 +50,7 @@ _DESCRIPTION = (
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Install the document as the application's own."""
+    """Make `app` serve the document of `openapi_document` as its OpenAPI document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -61,7 +61,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """Return the document of an application."""
+    """Return the OpenAPI document of an application, with the answers that every route may give."""
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).setdefault("ErrorData", ErrorData.model_json_schema())
@@ -70,12 +70,13 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         components["schemas"].pop(name, None)
     for path, operations in document["paths"].items():
         for method in _METHODS & set(operations):
-            _complete(path, operations[method])
+            _complete_operation(path, operations[method])
     return document
 
 
-def _complete(path: str, operation: dict[str, Any]) -> None:
-    names = [_parameter(name, text) for name, text in NAMES.items() if f"{{{name}}}" in path]
+def _complete_operation(path: str, operation: dict[str, Any]) -> None:
+    """Add the parameters of the path, and the answers that every route may give, to an operation of the document."""
+    names = [_path_parameter(name, text) for name, text in NAMES.items() if f"{{{name}}}" in path]
     if names:
         operation["parameters"] = [*names, *operation.get("parameters", ())]
     responses: dict[str, Any] = operation["responses"]
@@ -91,6 +92,6 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
                 response["content"] = _ICEBERG_CONTENT
 
 
-def _parameter(name: str, text: str) -> dict[str, Any]:
+def _path_parameter(name: str, text: str) -> dict[str, Any]:
     schema = {"type": "string", "description": text, "title": name.title()}
     return {"name": name, "in": "path", "required": True, "schema": schema, "description": text}

@@ -49,7 +49,7 @@ _CAUSE_CHARACTERS = 200
 
 
 class OwnerProxy:
-    """A client of other services that passes requests on to them. For the tasks of one event loop at a time."""
+    """An HTTP client that forwards requests to other services. For the tasks of one event loop at a time."""
 
     def __init__(
         self,
@@ -64,34 +64,34 @@ class OwnerProxy:
         self._transport = transport
         self._max_connections = connections
         # Read now: the file may be missing, or half written, when the first request is sent.
-        self._trusted = _trusted(ca_file) if ca_file else None
+        self._trusted = _tls_context(ca_file) if ca_file else None
         self._owner = Owner.current()
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     async def forward(self, request: Request, service: ServiceRecord) -> Response:
-        """Return the other service's answer, which is streamed.
+        """Forward a request to another service, and return its answer, which is streamed.
 
         Return 503 with Retry-After if the service cannot be reached, or if the request was forwarded here already.
         """
         if FORWARDED in request.headers:
-            return self._not_again(request, service)
-        client = await self._of_this_loop()
+            return self._second_forward_refusal(request, service)
+        client = await self._client_of_this_loop()
         import httpx  # the client's thread has loaded it
 
         length = request.headers.get("content-length")
         has_body = length not in (None, "0") or "transfer-encoding" in request.headers
         created = client.build_request(
             request.method,
-            _url(service, request.scope),
-            headers=self._headers(request.headers.items()),
+            _forward_url(service, request.scope),
+            headers=self._forwarded_headers(request.headers.items()),
             content=request.stream() if has_body else None,
         )
         try:
             response = await client.send(created, stream=True)
         except httpx.HTTPError as error:
-            return error_response(503, _reason(service, error), {"Retry-After": "1"})
+            return error_response(503, _failure_reason(service, error), {"Retry-After": "1"})
         headers = {name: value for name, value in response.headers.items() if name.lower() not in _HOP_BY_HOP}
-        return _Passed(response, headers)
+        return _ForwardedResponse(response, headers)
 
     async def send(
         self,
@@ -111,14 +111,16 @@ class OwnerProxy:
             raise RestException(
                 503, f"{service.name} does not have the topic that it was asked for", {"Retry-After": "1"}
             )
-        client = await self._of_this_loop()
+        client = await self._client_of_this_loop()
         import httpx  # the client's thread has loaded it
 
         url = f"{service.url.rstrip('/')}{target}"
         try:
-            return await client.request(method, url, content=body, headers=self._of_part(request) | dict(headers or {}))
+            return await client.request(
+                method, url, content=body, headers=self._part_headers(request) | dict(headers or {})
+            )
         except httpx.HTTPError as error:
-            raise RestException(503, _reason(service, error), {"Retry-After": "1"}) from error
+            raise RestException(503, _failure_reason(service, error), {"Retry-After": "1"}) from error
 
     async def send_to_owner(self, request: Request, owner: NotTheOwner, method: str, operation: str) -> bytes:
         """Send a part of a request to the owner of a topic. Return the content of its answer; empty if it answers 404.
@@ -134,19 +136,20 @@ class OwnerProxy:
         if not response.is_success:
             retry = response.headers.get("retry-after")
             headers = {"Retry-After": retry} if retry else None
-            raise RestException(response.status_code, f"{name}: {stated_reason(response)}", headers) from owner
+            raise RestException(response.status_code, f"{name}: {reason_in_response(response)}", headers) from owner
         return response.content
 
-    async def send_here(
+    async def send_to_own_application(
         self, request: Request, target: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        """Send a part of a request, for the same caller, to another path of this application, which may forward it.
+        """Send a part of a request, for the same caller, to another path of this process's application, without a
+        connection. The application may forward it.
 
         `headers`: they replace the request's own headers of these names. Return the answer, whatever its status.
         """
         import httpx
 
-        passed = self._of_part(request) | dict(headers or {})
+        passed = self._part_headers(request) | dict(headers or {})
         del passed[FORWARDED]
         client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
         transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
@@ -154,19 +157,24 @@ class OwnerProxy:
             return await app_client.request(request.method, target, content=body, headers=passed)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to other services."""
         if self._client is not None:
             await self._client[1].aclose()
             self._client = None
 
-    def _of_part(self, request: Request) -> dict[str, str]:
-        return self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
+    def _part_headers(self, request: Request) -> dict[str, str]:
+        """Return the headers to forward with a part of a request, whose body has another length."""
+        return self._forwarded_headers(
+            (name, value) for name, value in request.headers.items() if name != "content-length"
+        )
 
-    def _headers(self, headers: Any) -> dict[str, str]:
+    def _forwarded_headers(self, headers: Any) -> dict[str, str]:
+        """Return the headers to forward, with the mark that this process has forwarded the request."""
         passed = {name: value for name, value in headers if name.lower() not in _NOT_PASSED}
         return passed | {FORWARDED: f"{self._owner.host}:{self._owner.pid}"}
 
-    def _not_again(self, request: Request, service: ServiceRecord) -> JSONResponse:
+    def _second_forward_refusal(self, request: Request, service: ServiceRecord) -> JSONResponse:
+        """Return the answer (503) to a forwarded request that would be forwarded a second time."""
         by = request.headers[FORWARDED]
         return error_response(
             503,
@@ -175,8 +183,9 @@ class OwnerProxy:
             {"Retry-After": "1"},
         )
 
-    async def _of_this_loop(self) -> httpx.AsyncClient:
-        """Return the client of this event loop. A thread makes it for the first request, because that reads files."""
+    async def _client_of_this_loop(self) -> httpx.AsyncClient:
+        """Return the HTTP client of the running event loop. A thread creates it for the first request, because that
+        reads files."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
             created = await asyncio.to_thread(self._new_client)
@@ -191,13 +200,13 @@ class OwnerProxy:
         return httpx.AsyncClient(
             timeout=httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds)),
             transport=self._transport,
-            verify=self._trusted or _trusted(),
+            verify=self._trusted or _tls_context(),
             trust_env=False,
             limits=httpx.Limits(max_connections=self._max_connections, max_keepalive_connections=_KEPT_CONNECTIONS),
         )
 
 
-def _trusted(ca_file: str = "") -> ssl.SSLContext:
+def _tls_context(ca_file: str = "") -> ssl.SSLContext:
     """Return a TLS context that trusts the usual authorities and those of a file. It reads files."""
     import httpx
 
@@ -207,14 +216,16 @@ def _trusted(ca_file: str = "") -> ssl.SSLContext:
     return context
 
 
-def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
+def _forward_url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
+    """Return the URL of another service with the path and query of a request."""
     path = with_encoded_dots((scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{service.url.rstrip('/')}{path}" + (f"?{query}" if query else "")
 
 
-class _Passed(StreamingResponse):
-    """A streamed answer of another service; its connection is released, also if the client disconnects."""
+class _ForwardedResponse(StreamingResponse):
+    """The answer of another service, streamed to the client. The connection to the service is released at the end, also
+    if the client disconnects."""
 
     def __init__(self, response: httpx.Response, headers: Mapping[str, str]) -> None:
         super().__init__(response.aiter_raw(), response.status_code, headers)
@@ -227,16 +238,16 @@ class _Passed(StreamingResponse):
             await self._response.aclose()
 
 
-def stated_reason(response: httpx.Response) -> str:
-    """Return the reason of a service's refusal, or the beginning of its text if it has another form."""
+def reason_in_response(response: httpx.Response) -> str:
+    """Return the `reason` in the body of another service's error answer; the beginning of the body if it has none."""
     try:
         return str(response.json()["reason"])
     except (ValueError, LookupError, TypeError):
         return response.text[:500]
 
 
-def _reason(service: ServiceRecord, error: httpx.HTTPError) -> str:
-    """Return why the other service gave no answer, as far as the connection shows."""
+def _failure_reason(service: ServiceRecord, error: httpx.HTTPError) -> str:
+    """Return the text of an error: why another service gave no answer, and what to do."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException):

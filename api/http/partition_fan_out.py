@@ -42,11 +42,11 @@ _TOLERATED = frozenset({404, 409})
 
 
 def install_owner_forwarding(app: FastAPI) -> None:
-    """Let `app` answer a request whose operation raises NotTheOwner through the services that own the topic."""
-    app.add_exception_handler(NotTheOwner, _not_the_owner)
+    """Register the handler of NotTheOwner with `app`: the services that own the topic answer the request."""
+    app.add_exception_handler(NotTheOwner, _handle_not_the_owner)
 
 
-async def _not_the_owner(request: Request, error: Exception) -> Response:
+async def _handle_not_the_owner(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotTheOwner)
     try:
         return await forward_to_owners(request, error)
@@ -55,7 +55,8 @@ async def _not_the_owner(request: Request, error: Exception) -> Response:
 
 
 async def forward_to_owners(request: Request, other: NotTheOwner) -> Response:
-    """Return the answer to a request that another service must execute, wholly or for some partitions."""
+    """Forward a request to the services that own its topic or its partitions, and return their answer, merged for
+    partitions."""
     context = context_of(request)
     name = other.topic.name
     whole = name.partitioned_topic
@@ -74,10 +75,12 @@ async def forward_to_owners(request: Request, other: NotTheOwner) -> Response:
     for item in partitions:
         path[_TOPIC_AT] = encode_path_segment(item.topic)
         target = "/".join(path)
-        responses.append(await context.proxy.send_here(request, f"{target}?{query}" if query else target, body))
+        responses.append(
+            await context.proxy.send_to_own_application(request, f"{target}?{query}" if query else target, body)
+        )
     if not responses:
         return error_response(404, "Topic partitions were not yet created")
-    return await broker.pools[WaitsFor.PARSING].run(merged_answer, request.method, responses)
+    return await broker.pools[WaitsFor.PARSING].run(merge_partition_answers, request.method, responses)
 
 
 def _existing_partitions(broker: Broker, whole: TopicName) -> list[TopicName] | None:
@@ -88,16 +91,19 @@ def _existing_partitions(broker: Broker, whole: TopicName) -> list[TopicName] | 
     return [record.name for record in names.partitions(broker.environment, partitioned)]
 
 
-def merged_answer(method: str, responses: Sequence[httpx.Response]) -> Response:
-    """Return the merged answer of the partitions, of which there is at least one. `method`: the request's."""
+def merge_partition_answers(method: str, responses: Sequence[httpx.Response]) -> Response:
+    """Return one answer from the answers of the partitions, of which there is at least one. `method`: the request's.
+
+    Lists are concatenated, objects united. A refusal of one partition is the answer, with exceptions for GET and PUT.
+    """
     dated = [item for item in responses if AGE in item.headers]
     good = [item for item in responses if item.is_success]
     bad = [item for item in responses if not item.is_success and AGE not in item.headers]
     tolerated = bool(good or dated) and all(item.status_code in _TOLERATED for item in bad) and method in ("GET", "PUT")
     if bad and not tolerated:
-        return _passed(bad[0])
+        return _copied_response(bad[0])
     if dated:
-        return _passed(max(dated, key=_age))
+        return _copied_response(max(dated, key=_key_message_rank))
     contents = [json.loads(item.content) for item in good if item.content]
     if not contents:
         return Response(status_code=204)
@@ -106,11 +112,13 @@ def merged_answer(method: str, responses: Sequence[httpx.Response]) -> Response:
     return JSONResponse({name: value for content in contents for name, value in content.items()})
 
 
-def _age(answer: httpx.Response) -> tuple[int, ...]:
+def _key_message_rank(answer: httpx.Response) -> tuple[int, ...]:
+    """Return the rank of the message of a key in an answer; the newest message has the largest."""
     return tuple(map(int, answer.headers[AGE].split(":")))
 
 
-def _passed(answer: httpx.Response) -> Response:
+def _copied_response(answer: httpx.Response) -> Response:
+    """Return a response with the status, the body and some headers of another service's answer."""
     headers = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
     return Response(answer.content, answer.status_code, headers)
 

@@ -1,9 +1,9 @@
 """Topics and namespaces as URL paths name them, in Pulsar's way.
 
 A slash inside a name is encoded (`%2F`). Servers decode a path before routes are matched, which would split the name:
-`UrlDecodingMiddleware` keeps it encoded until the route is matched, and with it the percent sign (`%25`), so that a
+`EncodedSlashMiddleware` keeps it encoded until the route is matched, and with it the percent sign (`%25`), so that a
 name may contain `%2F` itself. Servers decode bytes that are not UTF-8 to one replacement character, so different names
-would be one: `UrlDecodingMiddleware` refuses them, for every route but those of pages, which refuse them by a page
+would be one: `EncodedSlashMiddleware` refuses them, for every route but those of pages, which refuse them by a page
 (`check_utf8_url`). Then this module decodes and checks the names. It reads them from the request, because FastAPI's own
 parameters for each route would take a tenth of the service's start; `NAMES` describes them in the OpenAPI document.
 """
@@ -35,9 +35,9 @@ NAMES: Mapping[str, str] = {
 """The parameters of paths that this module reads, with their descriptions."""
 
 
-class UrlDecodingMiddleware:
-    """Middleware that refuses a URL that is not UTF-8 (400), and keeps encoded slashes, so that they do not split the
-    path."""
+class EncodedSlashMiddleware:
+    """Middleware that keeps encoded slashes in a path, so that routes do not split names at them, and refuses a URL
+    that is not UTF-8 (400)."""
 
     def __init__(self, app: ASGIApp, is_page: Callable[[str], bool] = lambda _: False) -> None:
         """`is_page`: returns whether the routes of a path refuse its URL themselves, by `check_utf8_url`."""
@@ -46,7 +46,7 @@ class UrlDecodingMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if not self._is_page(scope["path"]) and (reason := _url_refusal(scope)):
+            if not self._is_page(scope["path"]) and (reason := _url_refusal_reason(scope)):
                 await error_response(400, reason)(scope, receive, send)
                 return
             raw = scope.get("raw_path") or b""
@@ -58,12 +58,12 @@ class UrlDecodingMiddleware:
 
 async def check_utf8_url(request: Request) -> None:
     """Raise RestException (400) for a URL that is not UTF-8."""
-    if reason := _url_refusal(request.scope):
+    if reason := _url_refusal_reason(request.scope):
         raise RestException(400, reason)
 
 
-def _url_refusal(scope: Scope) -> str:
-    """Return the reason why a URL is refused; empty: it is UTF-8."""
+def _url_refusal_reason(scope: Scope) -> str:
+    """Return the reason why the URL of a request is refused: it is not UTF-8. Empty: it is UTF-8."""
     for part, encoded in (("path", scope.get("raw_path") or b""), ("query", scope.get("query_string") or b"")):
         if not _is_utf8(encoded):
             return f"the {part} of the URL is not UTF-8: encode its names in UTF-8 before percent-encoding"
@@ -79,14 +79,14 @@ def _is_utf8(encoded: bytes) -> bool:
     return True
 
 
-def decoded(part: str) -> str:
-    """Return a part of the path with `%2F` and `%25` decoded; the server has decoded all else."""
+def decode_path_part(part: str) -> str:
+    """Decode `%2F` and `%25` in a part of a path, and return it; the server has decoded all else."""
     return _ENCODED.sub(lambda match: "%" if match[0] == "%25" else "/", part) if "%" in part else part
 
 
 def path_parameter(request: Request, name: str) -> str:
     """Return the decoded value of one of `NAMES` in the request's path."""
-    return decoded(request.path_params[name])
+    return decode_path_part(request.path_params[name])
 
 
 def encode_path_segment(name: str) -> str:
@@ -102,7 +102,8 @@ def with_encoded_dots(raw_path: str) -> str:
 
 
 async def topic_name(request: Request) -> TopicName:
-    """Return the topic of a path. Raise RestException (412) for an invalid name, in Pulsar's words."""
+    """Return the topic that a request's path names. Raise RestException (412) for an invalid name, in Pulsar's
+    words."""
     try:
         return TopicName(*(path_parameter(request, name) for name in NAMES))
     except InvalidTopicName as error:
@@ -110,7 +111,8 @@ async def topic_name(request: Request) -> TopicName:
 
 
 async def namespace_name(request: Request) -> str:
-    """Return `tenant/namespace` of a path. Raise RestException (412) for an invalid name."""
+    """Return the namespace that a request's path names, as `tenant/namespace`. Raise RestException (412) for an invalid
+    name."""
     tenant, namespace = path_parameter(request, "tenant"), path_parameter(request, "namespace")
     try:
         TopicName(tenant, namespace, "any")

@@ -159,14 +159,15 @@ class ErrorData(BaseModel):
 
 
 def refusal_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the declaration of a route's answers besides success: `responses=refusal_responses(404, 409)`."""
+    """Return the OpenAPI declaration of a route's error answers: `responses=refusal_responses(404, 409)`."""
     return {status: {"model": ErrorData} for status in statuses}
 
 
 @contextmanager
 def reword_errors(not_found: str = "", conflict: str = "", partitioned: str = "") -> Iterator[None]:
-    """Report errors inside the context in these words of a broker: NotFound as 404, Conflict as 409, and 405 for a
-    partitioned topic that an operation refuses. An error whose words are empty passes unchanged."""
+    """Return a context that replaces errors by RestException with a broker's words: NotFound by 404 with `not_found`,
+    Conflict by 409 with `conflict`, PartitionedTopicRefused by 405 with `partitioned`. An error whose words are empty
+    passes unchanged."""
     try:
         yield
     except broker_refusals.PartitionedTopicRefused as error:
@@ -182,35 +183,37 @@ def reword_errors(not_found: str = "", conflict: str = "", partitioned: str = ""
 
 def status_of(error: Exception) -> int:
     """Return the HTTP status of an error; 500 for an unexpected one."""
-    words = _pulsar_words(error)
+    words = _pulsar_status_and_reason(error)
     if words is not None:
         return words[0]
     return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
 
 
-def _pulsar_words(error: Exception) -> tuple[int, str] | None:
+def _pulsar_status_and_reason(error: Exception) -> tuple[int, str] | None:
+    """Return the status, and the reason as a format string, that a broker has for an error; None: it has none."""
     return next((words for kind, words in PULSAR_WORDS.items() if isinstance(error, kind)), None)
 
 
 def wording_of(request: Request) -> AdviceWording:
-    """Return the wording of advice in the answers to a request: that of `use_wording`, ADMIN_WORDING if it comes from
+    """Return the wording of advice in the answers to a request: that of `set_wording`, ADMIN_WORDING if it comes from
     `compactor-admin` (WORDING_HEADER), else HTTP_WORDING."""
     chosen: AdviceWording = getattr(request.state, "wording", HTTP_WORDING)
     return ADMIN_WORDING if request.headers.get(WORDING_HEADER) == ADMIN else chosen
 
 
-def use_wording(request: Request, wording: AdviceWording) -> None:
-    """Use this wording of advice in the answer to a request that is no call of REST."""
+def set_wording(request: Request, wording: AdviceWording) -> None:
+    """Set the wording of advice in the answer to a request that is no call of REST."""
     request.state.wording = wording
 
 
 def public_reason(error: errors.CompactorError, wording: AdviceWording = HTTP_WORDING) -> str:
-    """Return an error in one line, for a caller over HTTP, with its advice in `wording`.
+    """Return the text of an error in one line, without its private part, for a caller over HTTP, with advice in
+    `wording`.
 
     With HTTP_WORDING, an error for which a broker has words is worded by these; `compactor-admin` shows the error's own
     text.
     """
-    words = _pulsar_words(error) if wording is HTTP_WORDING else None
+    words = _pulsar_status_and_reason(error) if wording is HTTP_WORDING else None
     if words is not None:
         return words[1].format_map(vars(error))
     return " ".join(errors.public_text(error, wording).split())
@@ -240,33 +243,35 @@ def log_for_operators(request: Request, error: Exception, status: int | None = N
 
 
 def error_response(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return an answer with the body that Pulsar's clients read. Secrets are redacted, and long reasons are cut."""
+    """Return an error answer with the body that Pulsar's clients read. Secrets in the reason are redacted, and a long
+    reason is cut."""
     return JSONResponse({"reason": redacted_excerpt(reason)}, status, headers=headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
     """Register the handlers of all errors with `app`."""
     app.state.log_throttle = LogThrottle(SystemClock(), LOG)
-    app.add_exception_handler(errors.CompactorError, _known)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(errors.CompactorError, _handle_compactor_error)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(ClientDisconnect, _handle_disconnect)
+    app.add_exception_handler(Exception, _handle_unexpected_error)
 
 
 async def answer_to_error(request: Request, error: errors.CompactorError | HTTPException) -> Response:
     """Return the answer to an error that is raised while another one is handled."""
-    return await (_known if isinstance(error, errors.CompactorError) else _http)(request, error)
+    handle = _handle_compactor_error if isinstance(error, errors.CompactorError) else _handle_http_exception
+    return await handle(request, error)
 
 
-async def _known(request: Request, error: Exception) -> Response:
+async def _handle_compactor_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.CompactorError)
     if isinstance(error, errors.SegmentNotLocal):
         remedy = "start the service on the machine where it is; what is sealed is served without it"
         return error_response(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     log_for_operators(request, error)
     status = status_of(error)
-    headers = _allowed(request) if status == 405 else {}
+    headers = _allow_header(request) if status == 405 else {}
     if isinstance(error, errors.Conflict) and status != BY_KIND[errors.Conflict]:
         headers[KIND_HEADER] = CONFLICT
     if isinstance(error, errors.NotFound):
@@ -276,14 +281,14 @@ async def _known(request: Request, error: Exception) -> Response:
     return error_response(status, public_reason(error, wording_of(request)), headers)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error, UnreadableBody):
         return Response(error.detail, error.status_code, {"content-type": error.media_type})
     headers = dict(error.headers or {})
     has_verbs = isinstance(error, RestException) and "Allow" in headers
     if error.status_code == 405 and not has_verbs:
-        headers |= _allowed(request)
+        headers |= _allow_header(request)
     message = str(error.detail)
     if error.status_code in (404, 405) and not isinstance(error, RestException):  # no route matches
         message = f"{message}: there is no call {request.method} {request.url.path[:_EXCERPT]} here"
@@ -294,18 +299,16 @@ async def _http(request: Request, error: Exception) -> Response:
     return error_response(error.status_code, message, headers)
 
 
-def _allowed(request: Request) -> dict[str, str]:
-    """Return the header with the verbs of a path over all routers: the router that refused knows only its own routes.
-
-    Return no header for a path without routes.
-    """
+def _allow_header(request: Request) -> dict[str, str]:
+    """Return the Allow header with the verbs of the request's path over all routers; empty for a path without
+    routes."""
     routes = [route for router in getattr(request.app.state, "routers", ()) for route in router.routes]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     verbs = sorted({verb for route in matching for verb in getattr(route, "methods", None) or ()})
     return {"Allow": ", ".join(verbs)} if verbs else {}
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if any(item["loc"] == ("body",) for item in error.errors()) and not re.fullmatch(r"application/(.+\+)?json", kind):
@@ -317,8 +320,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 def validation_summary(error: RequestValidationError | ValidationError, *, is_page: bool = False) -> str:
-    """Return the first errors of a body or query in one line, each with the place of its value. `is_page`: for the
-    reader of a page, who may have typed the query: "the offset" instead of "query.offset"."""
+    """Return the first validation errors of a body or query in one line, each with the name of its field. `is_page`:
+    for the reader of a page: "the offset" instead of "query.offset"."""
     reported = error.errors()[:_MAX_ERRORS]
     places = (".".join(str(part)[:_EXCERPT] for part in item["loc"]) for item in reported)
     if is_page:
@@ -326,18 +329,18 @@ def validation_summary(error: RequestValidationError | ValidationError, *, is_pa
     return "; ".join(problem_sentence(place or "the body", item) for place, item in zip(places, reported, strict=True))
 
 
-async def _disconnected(_: Request, error: Exception) -> Response:
+async def _handle_disconnect(_: Request, error: Exception) -> Response:
     return error_response(
         400, "the client disconnected before its body was complete"
     )  # for the log: no client reads it
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
     return answer_unexpected_error(request.scope, error)
 
 
 def answer_unexpected_error(scope: Scope, error: Exception) -> Response:
-    """Return the answer to an unexpected error; it names the request. Log the error with its traceback."""
+    """Log an unexpected error with its traceback, and return the answer (500), which names the request."""
     LOG.error("unexpected error in %s %s", scope["method"], scope["path"], exc_info=error)
     request = scope.get("state", {}).get("request_id", "without an id")
     reason = f"unexpected {type(error).__name__} in request {request}: see the service's log, and report it"

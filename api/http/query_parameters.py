@@ -20,7 +20,7 @@ async def check_known_query(request: Request) -> None:
     """Raise RestException (400) for a query parameter that the route does not have."""
     if not request.query_params:
         return
-    known = sorted(_names(request.scope["route"].dependant))
+    known = sorted(_query_parameter_names(request.scope["route"].dependant))
     for name in request.query_params:
         if name not in known and name != _ANYWHERE:
             near = difflib.get_close_matches(name, known, n=1) or [
@@ -34,13 +34,14 @@ KNOWN_QUERY = Depends(check_known_query)
 """A route's dependency, after `permission_check`: unknown parameters are refused."""
 
 
-async def authoritative_query(authoritative: bool = False) -> None:
+async def ignore_authoritative_query(authoritative: bool = False) -> None:
     """Accept the parameter that Pulsar's clients send with every request, and ignore it."""
 
 
-AUTHORITATIVE = Depends(authoritative_query)
+AUTHORITATIVE = Depends(ignore_authoritative_query)
 """A route's dependency: its documentation has the parameter, as a broker's has."""
 
 
-def _names(dependant: Dependant) -> set[str]:
-    return {param.alias for param in dependant.query_params}.union(*map(_names, dependant.dependencies))
+def _query_parameter_names(dependant: Dependant) -> set[str]:
+    """Return the names of the query parameters of a route and its dependencies."""
+    return {param.alias for param in dependant.query_params}.union(*map(_query_parameter_names, dependant.dependencies))

@@ -47,7 +47,8 @@ _REQUEST: ContextVar[Request] = ContextVar("request")
 
 
 class Route(APIRoute):
-    """A route with the steps of the module's docstring."""
+    """A route that checks the permission, then parses the body, then calls the endpoint: in a thread, unless it is a
+    coroutine."""
 
     def __init__(
         self,
@@ -62,19 +63,19 @@ class Route(APIRoute):
         if endpoint.__annotations__.get("return", "") in (None, "None"):
             options |= {"status_code": 204, "response_model": None}
         if not inspect.iscoroutinefunction(endpoint):
-            endpoint = self._in_pool(endpoint)
+            endpoint = self._wrap_in_pool(endpoint)
         elif options.get("status_code") == 204:
-            endpoint = _without_content(endpoint)
+            endpoint = _wrap_without_content(endpoint)
         super().__init__(path, endpoint, **options)
         # FastAPI would build a field for each route and status: 0.3 s of CPU at each start of a service.
         self.responses = dict(responses)
         self.response_fields = {
-            status: _field(response["model"]) for status, response in responses.items() if "model" in response
+            status: _response_field(response["model"]) for status, response in responses.items() if "model" in response
         }
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the function that answers a request: it checks permissions, reads and parses the body, then calls
-        FastAPI's."""
+        FastAPI's handler."""
         handle = super().get_route_handler()
         permissions = [
             dependency.dependency
@@ -87,33 +88,35 @@ class Route(APIRoute):
                 await permission.check(request)
             if self.body_field is not None:
                 limit_body(request.scope, BODY_BYTES)
-                if _is_json(request):
-                    await _parse(request)
+                if _has_json_content_type(request):
+                    await _parse_json_body(request)
             _REQUEST.set(request)
             return await handle(request)
 
         return answer
 
     @functools.cached_property
-    def _answers(self) -> TypeAdapter[Any]:
+    def _response_adapter(self) -> TypeAdapter[Any]:
         return TypeAdapter(self.response_model)
 
-    def _in_pool(self, endpoint: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    def _wrap_in_pool(self, endpoint: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """Return a coroutine function that calls the endpoint in a thread of the route's pool."""
+
         @functools.wraps(endpoint)
         async def call(**values: Any) -> Any:
-            return await broker_of(_REQUEST.get()).pools[self.waits_for].run(self._answer, endpoint, values)
+            return await broker_of(_REQUEST.get()).pools[self.waits_for].run(self._call_endpoint, endpoint, values)
 
         return call
 
-    def _answer(self, endpoint: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-        """Return the response of an endpoint. Runs in a thread."""
+    def _call_endpoint(self, endpoint: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """Call an endpoint, and return its result as a response. A thread runs this."""
         result = endpoint(**values)
         if self.status_code == 204:
             return Response(status_code=204)
         if isinstance(result, Response) or self.response_model is None:
             return result
-        checked = self._answers.validate_python(result, from_attributes=True)
-        content = self._answers.dump_json(
+        checked = self._response_adapter.validate_python(result, from_attributes=True)
+        content = self._response_adapter.dump_json(
             checked,
             by_alias=True,
             exclude_none=self.response_model_exclude_none,
@@ -125,19 +128,19 @@ class Route(APIRoute):
 
 
 @functools.cache
-def _field(model: type[BaseModel]) -> Any:
+def _response_field(model: type[BaseModel]) -> Any:
     """Return FastAPI's description of a response body, for the OpenAPI document."""
     return create_model_field(model.__name__, model, mode="serialization")
 
 
 def _summary(endpoint: Endpoint) -> str:
-    """Return the first sentence of the function's docstring."""
+    """Return the summary of an endpoint for the OpenAPI document: the first sentence of its docstring."""
     text = " ".join((inspect.getdoc(endpoint) or "").split())
     return text.partition(". ")[0].removesuffix(".")
 
 
 class Routes:
-    """A router whose routes are `Route`, with the defaults of the module's docstring."""
+    """A collection of routes with a common prefix and tag. The module's docstring lists their defaults."""
 
     def __init__(self, tag: str = "", prefix: str = "/admin/v2", *, known_query: bool = False) -> None:
         """`known_query`: unknown query parameters are refused (`query_parameters.py`)."""
@@ -165,7 +168,7 @@ class Routes:
         actions = [need for need in needs if isinstance(need, AuthAction)]
         dependencies = [permission_check(*actions)] if actions else []
         dependencies += [need for need in needs if not isinstance(need, AuthAction)]
-        statuses = sorted({*refuses, *_implied(path, waits_for)})
+        statuses = sorted({*refuses, *_implied_statuses(path, waits_for)})
 
         def add(endpoint: Endpoint) -> Endpoint:
             operation = operation_id or to_camel(endpoint.__name__)
@@ -190,24 +193,24 @@ class Routes:
         return add
 
     def get(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """Add a route of GET; see `route`."""
+        """Return a decorator that adds its function as a route of GET; see `route`."""
         return self.route("GET", path, *needs, **options)
 
     def put(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """Add a route of PUT; see `route`."""
+        """Return a decorator that adds its function as a route of PUT; see `route`."""
         return self.route("PUT", path, *needs, **options)
 
     def post(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """Add a route of POST; see `route`."""
+        """Return a decorator that adds its function as a route of POST; see `route`."""
         return self.route("POST", path, *needs, **options)
 
     def delete(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """Add a route of DELETE; see `route`."""
+        """Return a decorator that adds its function as a route of DELETE; see `route`."""
         return self.route("DELETE", path, *needs, **options)
 
 
-def _implied(path: str, waits_for: WaitsFor) -> set[int]:
-    """Return the statuses of refusals that a route's path and its resource imply."""
+def _implied_statuses(path: str, waits_for: WaitsFor) -> set[int]:
+    """Return the error statuses that a route's path, and the resource that it waits for, imply."""
     statuses = {412} if "{tenant}" in path else set()
     if "{namespace}" in path:
         statuses.add(404)
@@ -216,7 +219,7 @@ def _implied(path: str, waits_for: WaitsFor) -> set[int]:
     return statuses
 
 
-def _without_content(
+def _wrap_without_content(
     endpoint: Callable[..., Coroutine[Any, Any, None]],
 ) -> Callable[..., Coroutine[Any, Any, Response]]:
     @functools.wraps(endpoint)
@@ -227,8 +230,9 @@ def _without_content(
     return call
 
 
-async def _parse(request: Request) -> None:
-    """Parse the body for `request.json()`. Raise RestException (400) for a body that is not JSON within the bounds."""
+async def _parse_json_body(request: Request) -> None:
+    """Parse the body, so that `request.json()` returns its value. Raise RestException (400) for a body that is not JSON
+    within the bounds."""
     if not await request.body():
         return
     try:
@@ -238,6 +242,6 @@ async def _parse(request: Request) -> None:
     request._json = value  # where Starlette keeps what it has parsed
 
 
-def _is_json(request: Request) -> bool:
+def _has_json_content_type(request: Request) -> bool:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind.startswith("application/") and (kind == "application/json" or kind.endswith("+json"))

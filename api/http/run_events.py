@@ -33,7 +33,7 @@ RunId = Annotated[int, Path(ge=1, le=_GREATEST_RUN, description="The run's numbe
 
 
 def topic_of_run(request: Request) -> TopicName | None:
-    """Return the topic of the run that the path names; None if no run has this number."""
+    """Return the topic of the compaction run that a request's path names; None if no run has this number."""
     number, metadata = request.path_params["run"], broker_of(request).environment.metadata
     if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
         return None
@@ -45,13 +45,16 @@ def topic_of_run(request: Request) -> TopicName | None:
 
 
 async def run_events(context: HttpContext, run: int) -> Response:
-    """Return the events of a run until it has ended. Raises NotFound."""
+    """Return a response that streams the progress of a compaction run as server-sent events until the run has ended.
+    Raise NotFound."""
     report = await context.runs.report(run)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(context, run, report), media_type=EVENTS, headers=headers)
+    return StreamingResponse(_event_stream(context, run, report), media_type=EVENTS, headers=headers)
 
 
-async def _events(context: HttpContext, run: int, run_report: dict[str, Any]) -> AsyncIterator[str]:
+async def _event_stream(context: HttpContext, run: int, run_report: dict[str, Any]) -> AsyncIterator[str]:
+    """Yield the events of a run, and comments on a quiet connection, until the run has ended. `run_report`: the
+    first."""
     clock = context.broker.environment.clock
     sent: dict[str, Any] | None = None
     number, sent_at = 0, clock.now_ms()
@@ -59,14 +62,14 @@ async def _events(context: HttpContext, run: int, run_report: dict[str, Any]) ->
         report = {name: value for name, value in run_report.items() if name != "heartbeat_at"}
         if report != sent:
             sent, sent_at, number = report, clock.now_ms(), number + 1
-            yield _event("progress", number, run_report)
+            yield _event_text("progress", number, run_report)
         elif clock.now_ms() - sent_at >= KEEP_ALIVE_MS:
             sent_at = clock.now_ms()
             yield ": still running\n\n"
         await asyncio.sleep(MAX_AGE_MS / 1000)
         run_report = await context.runs.report(run)
-    yield _event("end", number + 1, run_report)
+    yield _event_text("end", number + 1, run_report)
 
 
-def _event(kind: str, number: int, run_report: dict[str, Any]) -> str:
+def _event_text(kind: str, number: int, run_report: dict[str, Any]) -> str:
     return f"event: {kind}\nid: {number}\ndata: {json.dumps(run_report)}\n\n"

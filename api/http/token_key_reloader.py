@@ -32,8 +32,9 @@ WAIT_MS = 1000
 Content = TypeVar("Content")
 
 
-class _Source(Generic[Content]):
-    """Keys or ids from the location that a setting names; `content`: the result of the last successful read."""
+class _ReloadableContent(Generic[Content]):
+    """The keys or token ids that a setting names, which are read again when their file changes. `content`: the result
+    of the last successful read."""
 
     def __init__(self, value: str, read: Callable[[], Content]) -> None:
         """Read the content. Raise Misconfigured."""
@@ -44,7 +45,8 @@ class _Source(Generic[Content]):
         self.content = read()
 
     def reload_if_changed(self) -> bool:
-        """Read the file again if it has changed. Return whether it was read."""
+        """Read the file again if it has changed. Return whether it was read. A fault is logged once, and raises
+        nothing."""
         stamp = stamp_of(self.file)  # before the read, so that a change meanwhile is noticed the next time
         if stamp == self._stamp:
             return False
@@ -62,17 +64,18 @@ class _Source(Generic[Content]):
 
 
 class TokenKeyReloader:
-    """A token verifier that is kept up to date with its files. Safe to share between threads."""
+    """The token verifier (`verifier`), which is replaced when a file of keys or of revoked tokens changes. Safe to
+    share between threads."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         """Read all files. Raise Misconfigured for keys that cannot be used."""
         self._clock = clock
         self._interval_ms = settings.auth_reload_interval_ms
-        self._keys = [_Source(value, read) for value, read in key_sources(settings)]
+        self._keys = [_ReloadableContent(value, read) for value, read in key_sources(settings)]
         revoked_file = settings.auth_revoked_tokens_file
-        self._revoked: _Source[frozenset[str]] | None = None
+        self._revoked: _ReloadableContent[frozenset[str]] | None = None
         if revoked_file:
-            self._revoked = _Source(revoked_file, lambda: read_revoked_token_ids(revoked_file))
+            self._revoked = _ReloadableContent(revoked_file, lambda: read_revoked_token_ids(revoked_file))
         self._has_files = revoked_file != "" or any(key.file is not None for key in self._keys)
         self.verifier = TokenVerifier(
             self._all_keys(),
@@ -87,8 +90,9 @@ class TokenKeyReloader:
         self._checked_at = clock.now_ms()
 
     async def reload_if_due(self) -> None:
-        """Check the files, in a thread, if that is due. Return after at most `WAIT_MS`; the check may take longer."""
-        if not self.claim_check():
+        """Read changed files again, in a thread, if a check of the files is due. Return after at most `WAIT_MS`; the
+        check may take longer."""
+        if not self.claim_due_check():
             return
         loop = asyncio.get_running_loop()
         result = loop.create_future()
@@ -102,13 +106,13 @@ class TokenKeyReloader:
             threading.Thread(target=check, name="token-keys", daemon=True).start()
         except RuntimeError as error:  # no thread is left: a later request checks
             LOG.warning("the files of keys cannot be checked: %s", error)
-            self._ended()
+            self._end_check()
             return
         await asyncio.wait({result}, timeout=WAIT_MS / 1000)
 
-    def claim_check(self) -> bool:
-        """Return whether a check of the files is due. True is returned to one caller, which must then call
-        `reload_changed_files`."""
+    def claim_due_check(self) -> bool:
+        """Return whether a check of the files is due, and mark it as running. True is returned to one caller, which
+        must then call `reload_changed_files`."""
         with self._lock:
             waited = self._clock.now_ms() - self._checked_at
             if not self._has_files or self._checking or 0 <= waited < self._interval_ms:
@@ -117,8 +121,8 @@ class TokenKeyReloader:
             return True
 
     def reload_changed_files(self) -> None:
-        """Read again each file that has changed. A file that cannot be used is logged, and its previous content stays
-        valid."""
+        """Read again each file of keys or revoked tokens that has changed. A file that cannot be used is logged, and
+        its previous content stays valid."""
         try:
             if self._revoked is not None and self._revoked.reload_if_changed():
                 self.verifier = replace(self.verifier, revoked=self._revoked.content)
@@ -126,9 +130,10 @@ class TokenKeyReloader:
                 if key.reload_if_changed():
                     self.verifier = replace(self.verifier, keys=self._all_keys())
         finally:
-            self._ended()
+            self._end_check()
 
-    def _ended(self) -> None:
+    def _end_check(self) -> None:
+        """Mark the check of the files as ended now."""
         with self._lock:
             self._checking, self._checked_at = False, self._clock.now_ms()
 

@@ -72,7 +72,8 @@ class TokenKey:
 
 @dataclass(frozen=True)
 class TokenVerifier:
-    """Verification of tokens with a set of keys."""
+    """A verifier of JSON Web Tokens: their signature by a set of keys, their times, their audience, their
+    revocation."""
 
     keys: Sequence[TokenKey]
     clock: Clock
@@ -82,22 +83,22 @@ class TokenVerifier:
     revoked: frozenset[str] = frozenset()
     """Ids (`jti`) of tokens that were revoked."""
 
-    def role(self, token: str) -> str:
+    def verified_role(self, token: str) -> str:
         """Verify a token, and return its role, from the claim `role_claim`. Raise BadToken."""
-        role = self.claims(token).get(self.role_claim)
+        role = self.verified_claims(token).get(self.role_claim)
         if isinstance(role, list) and role:
             role = role[0]  # as Pulsar does
         if not isinstance(role, str) or not role or not role.isprintable():
             raise BadToken(f"the token has no role in its claim {self.role_claim!r}")
         return role
 
-    def claims(self, token: str) -> Mapping[str, Any]:
+    def verified_claims(self, token: str) -> Mapping[str, Any]:
         """Verify a token: signature, times, audience and revocation. Return its claims. Raise BadToken."""
-        claims = self._signed(token)
+        claims = self._claims_with_valid_signature(token)
         now = self.clock.now_ms()
-        if (expires := _time(claims, "exp")) is not None and now >= expires * 1000 + self.leeway_ms:
+        if (expires := _time_claim(claims, "exp")) is not None and now >= expires * 1000 + self.leeway_ms:
             raise BadToken("the token has expired")
-        if (begins := _time(claims, "nbf")) is not None and now < begins * 1000 - self.leeway_ms:
+        if (begins := _time_claim(claims, "nbf")) is not None and now < begins * 1000 - self.leeway_ms:
             raise BadToken("the token does not hold yet")
         audience = claims.get("aud")
         if self.audience and self.audience not in (audience if isinstance(audience, list) else [audience]):
@@ -106,7 +107,8 @@ class TokenVerifier:
             raise BadToken("the token was revoked")
         return claims
 
-    def _signed(self, token: str) -> Mapping[str, Any]:
+    def _claims_with_valid_signature(self, token: str) -> Mapping[str, Any]:
+        """Return the claims of a token that one of the keys has signed; no claim is checked. Raise BadToken."""
         if len(token) > MAX_TOKEN_BYTES:
             raise BadToken("the token is too long")
         try:
@@ -141,7 +143,7 @@ class KeySource(NamedTuple):
 
 
 def key_sources(settings: Settings) -> list[KeySource]:
-    """Return the sources of the keys that verify tokens. A setting without a value is left out."""
+    """Return a source for each setting that names keys which verify tokens, and has a value."""
     secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
     previous = settings.auth_token_previous_secret_key
 
@@ -168,8 +170,8 @@ def key_sources(settings: Settings) -> list[KeySource]:
     return [KeySource(value, read) for value, read in sources if value]
 
 
-def _time(claims: Mapping[str, Any], name: str) -> float | None:
-    """Return a claim that is a time, in seconds. Raise BadToken for another value."""
+def _time_claim(claims: Mapping[str, Any], name: str) -> float | None:
+    """Return the claim `name`, a time in seconds; None: there is none. Raise BadToken for a value that is no time."""
     value = claims.get(name)
     if value is None:
         return None
@@ -179,14 +181,14 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
 
 
 def create_token(key: bytes | PrivateKey, subject: str, claims: Mapping[str, object]) -> str:
-    """Return a token whose bearer is `subject`, with `claims`. A secret (bytes) signs with HS256, a private key with
-    RS256 or ES256."""
+    """Return a signed token for the role `subject`, with `claims`. A secret (bytes) signs with HS256, a private key
+    with RS256 or ES256."""
     algorithm = HS256 if isinstance(key, bytes) else algorithm_of(key.public_key())
     return jwt.encode({"sub": subject, **claims}, key, algorithm=algorithm, headers={"typ": None})
 
 
-def decoded_token(token: str) -> dict[str, object]:
-    """Return `header` and `claims` of a token, without a check of its signature. Raise InvalidInput if it is no
+def decode_unverified_token(token: str) -> dict[str, object]:
+    """Return the `header` and the `claims` of a token, without a check of its signature. Raise InvalidInput if it is no
     token."""
     try:
         return {
@@ -201,12 +203,12 @@ def decoded_token(token: str) -> dict[str, object]:
 
 
 def new_secret_key() -> bytes:
-    """Return a new key for HS256."""
+    """Return a new random secret key for HS256."""
     return os.urandom(SECRET_BYTES)
 
 
 def new_key_pair(algorithm: str) -> KeyPair:
-    """Return a new key pair for RS256 or ES256."""
+    """Return a new key pair for `algorithm`, RS256 or ES256."""
     private: PrivateKey
     if algorithm == RS256:
         private = rsa.generate_private_key(public_exponent=65_537, key_size=_RSA_BITS)
@@ -222,16 +224,15 @@ def new_key_pair(algorithm: str) -> KeyPair:
 
 
 def load_secret_keys(setting: str, value: str) -> list[bytes]:
-    """Return the secret keys that `value` may stand for: its decoded Base64, then its bytes (Pulsar's reading of a
-    file).
+    """Return the secret keys that `value` may mean: its content decoded from Base64, then its content as it is.
 
     `value`: a data:;base64, URL, a file, or Base64. `setting`: its name, for the error. Raise Misconfigured for a key
     of a pair, and for a key that is too short.
     """
-    content = _content(setting, value)
-    if _is_of_a_pair(content):
+    content = _key_content(setting, value)
+    if _is_asymmetric_key(content):
         raise Misconfigured(f"{setting} holds a key of a pair, which others may know: it is no secret", _FIX)
-    keys = [item for item in (_unbase64(content), content) if item is not None and len(item) >= SECRET_BYTES]
+    keys = [item for item in (_decode_base64(content), content) if item is not None and len(item) >= SECRET_BYTES]
     if not keys:
         problem = f"the secret key of {setting} is shorter than {SECRET_BYTES} bytes"
         if not value.startswith(("data:", "file:")) and not Path(value).exists():
@@ -240,11 +241,11 @@ def load_secret_keys(setting: str, value: str) -> list[bytes]:
     return keys
 
 
-def _is_of_a_pair(content: bytes) -> bool:
-    """Return whether the content is a public or private key: anyone could sign with a public key used as a secret."""
+def _is_asymmetric_key(content: bytes) -> bool:
+    """Return whether the content is a public or private key, which must not be used as a secret key."""
     if b"-----BEGIN" in content:
         return True
-    for der in (content, _unbase64(content) or b""):
+    for der in (content, _decode_base64(content) or b""):
         with suppress(ValueError, TypeError, UnsupportedAlgorithm):
             serialization.load_der_public_key(der)
             return True
@@ -261,7 +262,7 @@ def load_public_key(setting: str, value: str) -> PublicKey:
     `setting`: its name, for the error. Raise Misconfigured.
     """
     load = serialization.load_pem_public_key, serialization.load_der_public_key
-    return _usable(setting, _loaded(setting, value, *load, "public key"))
+    return _supported_public_key(setting, _load_asymmetric_key(setting, value, *load, "public key"))
 
 
 def load_private_key(setting: str, value: str) -> PrivateKey:
@@ -272,33 +273,38 @@ def load_private_key(setting: str, value: str) -> PrivateKey:
     """
     pem, der = serialization.load_pem_private_key, serialization.load_der_private_key
     load = partial(pem, password=None), partial(der, password=None)
-    key = _loaded(setting, value, *load, "private key without a password")
+    key = _load_asymmetric_key(setting, value, *load, "private key without a password")
     if isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        _usable(setting, key.public_key())
+        _supported_public_key(setting, key.public_key())
         return key
-    raise _unusable(setting)
+    raise _unsupported_key_error(setting)
 
 
-def _loaded(name: str, value: str, pem: Callable[[bytes], object], der: Callable[[bytes], object], what: str) -> object:
-    """Return a key of a pair. `pem`, `der`: the functions that read its formats; `what`: the key, for an error."""
-    content = _content(name, value)
+def _load_asymmetric_key(
+    name: str, value: str, pem: Callable[[bytes], object], der: Callable[[bytes], object], what: str
+) -> object:
+    """Return the public or private key that the value of a setting names. `pem`, `der`: the functions that parse these
+    formats; `what`: the kind of key, for an error. Raise Misconfigured."""
+    content = _key_content(name, value)
     try:
-        return pem(content) if b"-----BEGIN" in content else der(_unbase64(content) or content)
+        return pem(content) if b"-----BEGIN" in content else der(_decode_base64(content) or content)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise Misconfigured(f"{name} holds no {what}", _FIX) from error
 
 
 def read_jwks(path: str) -> list[TokenKey]:
-    """Return the public keys of a JWKS file that verify tokens; other keys are skipped. Raise Misconfigured if none is
-    left."""
-    content = _content("auth.jwks-file", path)
+    """Return the keys of a JWKS file that verify tokens; other keys are skipped. Raise Misconfigured for an invalid
+    file, or one without such a key."""
+    content = _key_content("auth.jwks-file", path)
     try:
         entries = json.loads(content)["keys"]
         keys = []
         for item in entries:
             if item["kty"] not in ("RSA", "EC") or item.get("use", "sig") != "sig" or "d" in item:
                 continue
-            public = _usable("auth.jwks-file", jwt.PyJWK(item, RS256 if item["kty"] == "RSA" else ES256).key)
+            public = _supported_public_key(
+                "auth.jwks-file", jwt.PyJWK(item, RS256 if item["kty"] == "RSA" else ES256).key
+            )
             keys.append(TokenKey(algorithm_of(public), public, item.get("kid")))
     except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
         raise Misconfigured(
@@ -341,7 +347,7 @@ def read_revoked_token_ids(value: str) -> frozenset[str]:
 
 
 def named_file(value: str) -> Path | None:
-    """Return the file that the value of a setting names; None: the value is the key itself."""
+    """Return the path of the file that the value of a setting names; None: the value is the key itself."""
     if value.startswith("data:"):
         return None
     path = Path(unquote(urlsplit(value).path) if value.startswith("file:") else value)
@@ -355,24 +361,26 @@ def algorithm_of(key: PublicKey) -> str:
     return RS256 if isinstance(key, rsa.RSAPublicKey) else ES256
 
 
-def _usable(name: str, key: object) -> PublicKey:
+def _supported_public_key(name: str, key: object) -> PublicKey:
+    """Return the key if it is a public key of a supported kind and size. Raise Misconfigured for another."""
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= _RSA_BITS:
         return key
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         return key
-    raise _unusable(name)
+    raise _unsupported_key_error(name)
 
 
-def _unusable(name: str) -> Misconfigured:
+def _unsupported_key_error(name: str) -> Misconfigured:
     return Misconfigured(f"the key of {name} cannot be used", "give RSA of 2048 bits or more, or EC P-256")
 
 
-def _content(name: str, value: str) -> bytes:
-    """Return the bytes of a key, from its file or setting. Errors do not contain them."""
+def _key_content(name: str, value: str) -> bytes:
+    """Return the bytes of a key from its setting's value, or from the file that it names. Raise Misconfigured; the
+    error does not contain the key."""
     if value.startswith("data:"):
         kind, comma, data = value[5:].partition(",")
         if comma and kind.endswith(";base64"):
-            decoded_data = _unbase64(data.encode())
+            decoded_data = _decode_base64(data.encode())
             if decoded_data is not None:
                 return decoded_data
         raise Misconfigured(f"the key of {name} is no data:;base64,…", _FIX)
@@ -384,14 +392,14 @@ def _content(name: str, value: str) -> bytes:
         if value.startswith("file:") or isinstance(error, PermissionError):
             reason = getattr(error, "strerror", None) or "no such file"
             raise Misconfigured(f"the key of {name} cannot be read from {path} ({reason})", _FIX) from error
-    decoded = _unbase64(value.encode())
+    decoded = _decode_base64(value.encode())
     if decoded is None:
         raise Misconfigured(f"the key of {name} is neither a file nor Base64", _FIX)
     return decoded
 
 
-def _unbase64(content: bytes) -> bytes | None:
-    """Return the bytes of a text in Base64 (either alphabet, with line ends); None for another text."""
+def _decode_base64(content: bytes) -> bytes | None:
+    """Decode a text in Base64 (either alphabet, with line ends), and return the bytes; None for another text."""
     text = b"".join(content.split())
     if not text or not re.fullmatch(rb"[A-Za-z0-9+/_-]+={0,2}", text):
         return None

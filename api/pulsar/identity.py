@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction, AuthorizationService, Caller
-from api.http.audit import note_change
+from api.http.audit import write_audit_line
 from api.pulsar.admission import Admission, RoleThreads
 from api.pulsar.codec.requests import Connect
 from api.pulsar.errors import Refused, ServerError
@@ -54,11 +54,11 @@ class Identity:
             raise Refused(ServerError.AuthenticationError, "a token is required: use the authentication method `token`")
         try:
             self._token = connect.auth_data.decode("latin-1").strip()
-            role = access.verifier.role(self._token)
+            role = access.verifier.verified_role(self._token)
         except BadToken as error:
             raise Refused(ServerError.AuthenticationError, f"not authenticated: {error}") from error
         try:
-            self.caller = access.original_caller(Caller(self.caller.address, role), connect.original_principal)
+            self.caller = access.apply_original_principal(Caller(self.caller.address, role), connect.original_principal)
         except BadToken as error:
             raise Refused(ServerError.AuthorizationError, f"Invalid roles: {error}") from error
 
@@ -70,7 +70,7 @@ class Identity:
         if verifier is None or self._token is None:
             return True
         try:
-            return verifier.role(self._token) == self.caller.authenticated_role
+            return verifier.verified_role(self._token) == self.caller.authenticated_role
         except BadToken:
             return False
 
@@ -110,11 +110,11 @@ class Identity:
 
     async def _require_permission(self, actions: tuple[AuthAction, ...], *scope: str) -> None:
         if self._access.needs_sql(self.caller, actions):
-            await self.threads[WaitsFor.DATABASE].run(self._access.require, self.caller, actions, *scope)
+            await self.threads[WaitsFor.DATABASE].run(self._access.require_any, self.caller, actions, *scope)
         else:
-            self._access.require(self.caller, actions, *scope)
+            self._access.require_any(self.caller, actions, *scope)
 
     def audit(self, action: str, topic: TopicName, subscription: str = "") -> None:
         """Log a change that the client has made in the audit log (api/http/audit.py), with the method PULSAR."""
         target = f"{topic}/subscription/{subscription}" if subscription else str(topic)
-        note_change(self.caller, "PULSAR", target, action)
+        write_audit_line(self.caller, "PULSAR", target, action)

@@ -40,25 +40,26 @@ UNREADABLE: dict[int | str, dict[str, Any]] = {
 
 
 class PulsarAnswer(BaseModel):
-    """An answer with Pulsar's names: those of the fields, in camel case."""
+    """The base of answers in Pulsar's form: the names of the fields are in camel case."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
 class PulsarTree(RootModel[Value]):
-    """An answer that is a tree of dataclasses, with Pulsar's names: those of the fields, in camel case."""
+    """An answer in Pulsar's form that is a tree of dataclasses: the names of the fields are in camel case."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
 
 class StrictBody(BaseModel):
-    """An object as the body of a call that Pulsar does not have: nothing is converted, unknown fields are errors."""
+    """The base of bodies of calls that Pulsar does not have: no value is converted, and unknown fields are errors."""
 
     model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="forbid")
 
 
 class PulsarBody(BaseModel):
-    """An object as the body of one of Pulsar's calls, or within one, with Pulsar's names; read as Jackson does."""
+    """The base of bodies of Pulsar's calls, and of objects in them: they are read as a broker's JSON parser, Jackson,
+    reads them. The names of the fields are in camel case."""
 
     model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="ignore")
     _scalars: ClassVar[Mapping[str, Callable[[str], object]]] = {}
@@ -70,7 +71,7 @@ class PulsarBody(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
-        kinds = {name: set(_types(field.annotation)) for name, field in fields.items()}
+        kinds = {name: set(_union_members(field.annotation)) for name, field in fields.items()}
         cls._scalars = {
             name: _CONVERSIONS[kind]
             for name, types in kinds.items()
@@ -81,7 +82,8 @@ class PulsarBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_jackson(cls, body: Any) -> Any:
+    def _convert_as_jackson(cls, body: Any) -> Any:
+        """Convert texts to numbers and booleans, and leave out null in optional fields, as Jackson does."""
         if not isinstance(body, dict):
             return body
         return {
@@ -92,7 +94,7 @@ class PulsarBody(BaseModel):
 
 
 class MissingBody(UnreadableBody):
-    """A missing body where one is required. A broker answers this with plain text that it labels JSON."""
+    """The error for a missing body where one is required: 400, with plain text that a broker labels JSON."""
 
     media_type = "application/json"
 
@@ -100,31 +102,33 @@ class MissingBody(UnreadableBody):
         super().__init__(EMPTY)
 
 
-def _of_unicode(texts: dict[str, str]) -> dict[str, str]:
-    """Return the texts. Raises ValueError for halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+def _require_unicode(texts: dict[str, str]) -> dict[str, str]:
+    """Return the texts unchanged. Raise ValueError for halves of surrogate pairs, which JSON can hold and UTF-8
+    cannot."""
     for text in (*texts, *texts.values()):
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise ValueError(f"{text[:_SHOWN]!r} is no text of Unicode")
     return texts
 
 
-TextByName = Annotated[dict[str, str], AfterValidator(_of_unicode)]
+TextByName = Annotated[dict[str, str], AfterValidator(_require_unicode)]
 """Properties, as a body or in one: texts that every answer can hold."""
 
 
 async def read_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
-    """Parse the body, within the bounds of requests that produce nothing. Raises RestException (413)."""
+    """Read the body of a request with the size limit of requests that produce nothing, and return the result of
+    `parse`. Raise RestException (413) for a larger body."""
     limit_body(request.scope, BODY_BYTES)
     return await parse_body(request, parse)
 
 
 async def int64_body(request: Request) -> int:
-    """Parse a body that is a whole number of 64 bits. Raises UnreadableBody, RestException (413)."""
+    """Return the body of a request, which is a whole number of 64 bits. Raise UnreadableBody, RestException (413)."""
     return await read_body(request, parse_int64)
 
 
 def number_body_schema(description: str, example: int) -> dict[str, Any]:
-    """Return the OpenAPI of a body that is a number: `openapi_extra=number_body_schema(…)`."""
+    """Return the OpenAPI declaration of a body that is a number: `openapi_extra=number_body_schema(…)`."""
     schema = {"type": "integer", "format": "int64", "example": example}
     return {
         "requestBody": {
@@ -136,41 +140,39 @@ def number_body_schema(description: str, example: int) -> dict[str, Any]:
 
 
 def parse_integer(body: bytes, java_type: str, max_value: int) -> int:
-    """Parse a JSON body that is a number from `-max_value - 1` to `max_value`. `java_type`: its name in errors.
-
-    Raises UnreadableBody; MissingBody for an empty one.
-    """
-    value = parsed_json(body)
+    """Return the number in a JSON body, from `-max_value - 1` to `max_value`. `java_type`: the name of the type in
+    errors. Raise UnreadableBody for another body, MissingBody for an empty one."""
+    value = parse_json_body(body)
     if value is None or value == "":
         raise MissingBody
     if isinstance(value, str):
-        value = _number_of(value)
+        value = _number_or_text(value)
     if isinstance(value, str):
-        raise unreadable_body(
+        raise unreadable_body_error(
             f'Cannot deserialize value of type `{java_type}` from String "{value[:_SHOWN]}": not a valid '
             f"`{java_type}` value"
         )
     if isinstance(value, bool) or not isinstance(value, int):
-        raise unreadable_body(f"Cannot deserialize value of type `{java_type}` from {_kind(value)}")
+        raise unreadable_body_error(f"Cannot deserialize value of type `{java_type}` from {_jackson_value_kind(value)}")
     if not -max_value - 1 <= value <= max_value:
-        raise unreadable_body(
+        raise unreadable_body_error(
             f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java_type}` ({-max_value - 1} - {max_value})"
         )
     return value
 
 
 def parse_int64(body: bytes) -> int:
-    """Parse a whole number of 64 bits. Raises UnreadableBody."""
+    """Return the whole number of 64 bits in a JSON body. Raise UnreadableBody."""
     return parse_integer(body, "long", LONG)
 
 
 def parse_int32(body: bytes) -> int:
-    """Parse a whole number of 32 bits. Raises UnreadableBody."""
+    """Return the whole number of 32 bits in a JSON body. Raise UnreadableBody."""
     return parse_integer(body, "int", INT)
 
 
-def parsed_json(body: bytes) -> Any:
-    """Return the JSON value of a body; None for an empty body. Raises UnreadableBody."""
+def parse_json_body(body: bytes) -> Any:
+    """Return the JSON value of a body; None for an empty body. Raise UnreadableBody for a body that is not JSON."""
     if not body.strip():
         return None
     try:
@@ -178,17 +180,15 @@ def parsed_json(body: bytes) -> Any:
     except (ValueError, RecursionError):
         # A body that has nothing but Unicode's white space has no word that could be shown.
         token = next(iter(body.decode(errors="replace").split()), "")[:_SHOWN]
-        raise unreadable_body(
+        raise unreadable_body_error(
             f"Unrecognized token '{token}': was expecting (JSON String, Number, Array, Object or token 'null', 'true' "
             "or 'false')"
         ) from None
 
 
-def unreadable_body(fault: str) -> UnreadableBody:
-    """Return the error for a body that cannot be read, in the form of a broker's parser.
-
-    Halves of surrogate pairs in `fault` become `?`.
-    """
+def unreadable_body_error(fault: str) -> UnreadableBody:
+    """Return the error for a body that cannot be read, with `fault` in the form of a broker's parser. Halves of
+    surrogate pairs in `fault` become `?`."""
     text = fault.encode(errors="replace").decode()
     return UnreadableBody(
         f"{text}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
@@ -204,8 +204,8 @@ def pulsar_time(milliseconds: int) -> str:
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
 
 
-def no_content() -> Response:
-    """Return the answer of a call that succeeds without content: 204."""
+def no_content_response() -> Response:
+    """Return the answer of a call that succeeded and has no content: 204."""
     return Response(status_code=204)
 
 
@@ -220,26 +220,28 @@ _BOOLEANS: Mapping[str, bool] = {
 }
 
 
-def _number_of(text: str) -> int | str:
-    """Return the number that Java parses from a text; the text itself, for an error that names it, if there is none."""
+def _number_or_text(text: str) -> int | str:
+    """Return the whole number that Java parses from a text; the text itself if Java parses none."""
     digits = text.strip(" \t\r\n")
     return int(digits) if _DIGITS.fullmatch(digits) else text
 
 
-def _boolean_of(text: str) -> bool | str:
+def _boolean_or_text(text: str) -> bool | str:
+    """Return the boolean that Jackson parses from a text; the text itself if Jackson parses none."""
     return _BOOLEANS.get(text.strip(" \t\r\n"), text)
 
 
-_CONVERSIONS: Mapping[type, Callable[[str], object]] = {int: _number_of, bool: _boolean_of}
+_CONVERSIONS: Mapping[type, Callable[[str], object]] = {int: _number_or_text, bool: _boolean_or_text}
 
 
-def _types(annotation: Any) -> Iterator[Any]:
-    """Yield the types of a field: the members of a union, or the type itself; not those of the elements of a list."""
+def _union_members(annotation: Any) -> Iterator[Any]:
+    """Yield the members of a union type, or the type itself if it is no union."""
     members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     yield from members
 
 
-def _kind(value: object) -> str:
+def _jackson_value_kind(value: object) -> str:
+    """Return the words of a broker's JSON parser for the kind of a JSON value: a boolean, fraction, array or object."""
     if isinstance(value, bool):
         return f"Boolean value (token `JsonToken.VALUE_{str(value).upper()}`)"
     if isinstance(value, float):

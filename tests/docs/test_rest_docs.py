@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from api.app import ROUTERS
-from api.rest.brokers.unsupported_features import ROWS, UnsupportedRoute, ValuelessAnswer
+from api.rest.brokers.unsupported_features import ROWS, AnswerWithoutValue, UnsupportedRoute
 
 NOT_OFFERED = (Path(__file__).resolve().parents[2] / "docs" / "rest-not-offered.md").read_text(encoding="utf-8")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rest.md").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def line(row: UnsupportedRoute) -> str:
     """A row as the page of calls that are not offered has it."""
     by_answer: dict[str, list[str]] = {}
     for verb, answer in row.answers.items():
-        message = answer.value if isinstance(answer, ValuelessAnswer) else f"`{json.dumps(answer)}`"
+        message = answer.value if isinstance(answer, AnswerWithoutValue) else f"`{json.dumps(answer)}`"
         by_answer.setdefault(message, []).append(verb)
     answers = "; ".join(f"{', '.join(verbs)}: {message}" for message, verbs in by_answer.items())
     return f"| `{row.path}` | {answers} | {row.feature} |"

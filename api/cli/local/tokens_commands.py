@@ -108,9 +108,9 @@ def create_token(
 
 def show_token(token: Token = None) -> None:
     """Show header and claims of a token, without a check of its signature."""
-    from api.http.tokens import decoded_token
+    from api.http.tokens import decode_unverified_token
 
-    show(decoded_token(_read_token(token)), OutputFormat.JSON)
+    show(decode_unverified_token(_read_token(token)), OutputFormat.JSON)
 
 
 def validate_token(
@@ -141,8 +141,8 @@ def validate_token(
         raise InvalidInput("there is no key to check the token with", "give --secret-key or --public-key")
     text = _read_token(token)
     try:
-        verifier.role(text)
-        claims = verifier.claims(text)
+        verifier.verified_role(text)
+        claims = verifier.verified_claims(text)
     except BadToken as error:
         raise InvalidInput(f"the token is refused: {error}", "create another with `compactor tokens create`") from error
     show(claims, OutputFormat.JSON)

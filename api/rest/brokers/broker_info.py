@@ -34,7 +34,7 @@ _FIXED = {
 
 
 class BrokerInfo(PulsarAnswer):
-    """A service process."""
+    """The id and the URL of a service process."""
 
     broker_id: str
     service_url: str
@@ -43,7 +43,7 @@ class BrokerInfo(PulsarAnswer):
 @router.get("", AuthAction.SUPERUSER)
 def list_brokers(broker: Broker, request: Request) -> list[str]:
     """Return host and port of each live service process. A killed process is listed for up to 15 s."""
-    return _brokers(broker, request)
+    return _live_broker_addresses(broker, request)
 
 
 @router.get("/version", AuthAction.ANYONE, response_class=Response, responses=_TEXT)
@@ -116,8 +116,8 @@ def delete_dynamic_configuration(name: str) -> Response:
 
 @router.get("/backlog-quota-check", AuthAction.SUPERUSER)
 def backlog_quota_check(broker: Broker) -> None:
-    """Let this service compare backlogs with their quotas and expire messages soon. The answer does not wait for
-    that."""
+    """Start a check of backlogs against their quotas, and of the age of messages, in this service. The answer does not
+    wait for the check."""
     broker.maintenance.maintenance.make_due(MaintenanceTask.BACKLOG)
 
 
@@ -126,9 +126,10 @@ def list_cluster_brokers(broker: Broker, request: Request, cluster: str) -> list
     """Return the same list as `listBrokers`, for the one cluster; 404 for another name."""
     if cluster != broker.settings.cluster_name:
         raise RestException(404, f"Cluster does not exist: cluster={cluster}")
-    return _brokers(broker, request)
+    return _live_broker_addresses(broker, request)
 
 
-def _brokers(broker: Broker, request: Request) -> list[str]:
+def _live_broker_addresses(broker: Broker, request: Request) -> list[str]:
+    """Return host and port of each live service process, sorted; of this one if none is registered."""
     live = [urlsplit(item.url).netloc for item in broker.environment.metadata.services.live()]
     return sorted(set(live)) or [urlsplit(service_urls(broker, request).http).netloc]

@@ -57,27 +57,30 @@ _ATTRIBUTES: dict[type, dict[str, str]] = {
 async def get_broker_topics(broker: Broker, request: Request) -> Response:
     """Return the stats of every topic, by namespace and bundle. A topic whose stats cannot be read is left out, and
     logged."""
-    written = broker.pools[WaitsFor.LOG].iterate(_written(broker, request.app.state.log_throttle))
+    written = broker.pools[WaitsFor.LOG].iterate(_stats_json_pieces(broker, request.app.state.log_throttle))
     return StreamingResponse(written, media_type="application/json")
 
 
-def _written(broker: Broker, log_throttle: LogThrottle) -> Generator[str, None, None]:
+def _stats_json_pieces(broker: Broker, log_throttle: LogThrottle) -> Generator[str, None, None]:
+    """Yield the JSON text of the stats of all topics in pieces."""
     yield "{"
     between = ""
-    for namespace in _namespaces(broker):
+    for namespace in _all_namespaces(broker):
         by_bundle: dict[str, list[TopicName]] = {}
         for record in broker.environment.metadata.topics.in_namespace(namespace):
             by_bundle.setdefault(bundle_of(record.name), []).append(record.name)
         if not by_bundle:
             continue
         yield f"{between}{json.dumps(namespace)}:{{"
-        yield from _bundles(broker, log_throttle, by_bundle)
+        yield from _bundles_json_pieces(broker, log_throttle, by_bundle)
         yield "}"
         between = ","
     yield "}"
 
 
-def _bundles(broker: Broker, log_throttle: LogThrottle, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
+def _bundles_json_pieces(
+    broker: Broker, log_throttle: LogThrottle, by_bundle: dict[str, list[TopicName]]
+) -> Iterator[str]:
     for number, bundle in enumerate(item for item in RANGES if item in by_bundle):
         yield f'{"," if number else ""}{json.dumps(bundle)}:{{"persistent":{{'
         between = ""
@@ -86,7 +89,7 @@ def _bundles(broker: Broker, log_throttle: LogThrottle, by_bundle: dict[str, lis
                 snapshot = stats_snapshot(broker.environment, name)
                 if snapshot is None:  # deleted meanwhile
                     continue
-                topic_fields = _fields(snapshot, topic_stats(snapshot, broker.clients.of_topic(name)))
+                topic_fields = _topic_fields(snapshot, topic_stats(snapshot, broker.clients.of_topic(name)))
             except Exception as error:  # the answer has begun
                 condition = f"{type(error).__name__} in stats of all topics"
                 log_throttle.warn(
@@ -98,7 +101,8 @@ def _bundles(broker: Broker, log_throttle: LogThrottle, by_bundle: dict[str, lis
         yield "}}"
 
 
-def _namespaces(broker: Broker) -> Iterator[str]:
+def _all_namespaces(broker: Broker) -> Iterator[str]:
+    """Yield `tenant/namespace` of each namespace."""
     tenancy = broker.environment.metadata.tenancy
     for tenant in tenancy.tenants():
         try:
@@ -107,47 +111,48 @@ def _namespaces(broker: Broker) -> Iterator[str]:
             continue
 
 
-def _fields(snapshot: StatsSnapshot, stats: TopicStats) -> dict[str, Any]:
-    """Return a topic's fields in a broker's order; what this service does not have is at a broker's default."""
+def _topic_fields(snapshot: StatsSnapshot, stats: TopicStats) -> dict[str, Any]:
+    """Return a topic's stats by field, in a broker's order. Fields that this service lacks have a broker's default."""
     distances = {
         cursor.record.name: snapshot.messages_since_first_unacknowledged(cursor) for cursor in snapshot.stats.cursors
     }
     return {
-        "publishers": [_selected(item, _PRODUCER) for item in stats.publishers],
+        "publishers": [_selected_fields(item, _PRODUCER) for item in stats.publishers],
         "replication": {},
         "subscriptions": {
-            name: _subscription(item, distances.get(name, 0)) for name, item in stats.subscriptions.items()
+            name: _subscription_fields(item, distances.get(name, 0)) for name, item in stats.subscriptions.items()
         },
         "producerCount": len(stats.publishers),
-        **_selected(stats, ("averageMsgSize", "msgRateIn", "msgRateOut")),
+        **_selected_fields(stats, ("averageMsgSize", "msgRateIn", "msgRateOut")),
         "msgInCount": stats.msg_in_counter,
         "bytesInCount": stats.bytes_in_counter,
         "msgOutCount": stats.msg_out_counter,
         "bytesOutCount": stats.bytes_out_counter,
-        **_selected(stats, ("msgThroughputIn", "msgThroughputOut", "storageSize", "backlogSize")),
+        **_selected_fields(stats, ("msgThroughputIn", "msgThroughputOut", "storageSize", "backlogSize")),
         "pendingAddEntriesCount": 0,
         "filteredEntriesCount": 0,
     }
 
 
-def _subscription(stats: SubscriptionStats, messages_since_first_unacknowledged: int) -> dict[str, Any]:
+def _subscription_fields(stats: SubscriptionStats, messages_since_first_unacknowledged: int) -> dict[str, Any]:
+    """Return a subscription's stats by field, in a broker's order."""
     is_individual = stats.type in INDIVIDUAL  # a broker gives unacknowledged messages of these alone
     names = _INDIVIDUAL_CONSUMER if is_individual else (*_CONSUMER, *_CLIENT)
     fields = {
-        "consumers": [_selected(item, names) for item in stats.consumers],
-        **_selected(stats, _SUBSCRIPTION),
+        "consumers": [_selected_fields(item, names) for item in stats.consumers],
+        **_selected_fields(stats, _SUBSCRIPTION),
         "numberOfEntriesSinceFirstNotAckedMessage": messages_since_first_unacknowledged,
         "totalNonContiguousDeletedMessagesRange": stats.non_contiguous_deleted_messages_ranges,
         "type": stats.type,
     }
     if is_individual:
-        fields |= _selected(stats, ("blockedSubscriptionOnUnackedMsgs", "unackedMessages"))
+        fields |= _selected_fields(stats, ("blockedSubscriptionOnUnackedMsgs", "unackedMessages"))
     return fields
 
 
-def _selected(
+def _selected_fields(
     stats: ProducerStats | ConsumerStats | SubscriptionStats | TopicStats, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the named fields, in this order."""
+    """Return the fields `names` of stats with their values, in the order of `names`."""
     attributes = _ATTRIBUTES[type(stats)]
     return {name: getattr(stats, attributes[name]) for name in names}

@@ -31,14 +31,15 @@ _OK = "ok"
 
 
 class Readiness(BaseModel):
-    """The checks by name: `ok`, or the fault. `reason`: all faults, in one line."""
+    """The results of the readiness checks. `checks`: by name `ok`, or the fault; `reason`: all faults, in one line."""
 
     reason: str
     checks: dict[str, str]
 
 
 class HealthCheckResult(NamedTuple):
-    """The result of a check: in public words, and in full. Both are `ok` if nothing is wrong."""
+    """The result of a readiness check, `ok` or the fault. `public`: for any caller; `full`: with its cause, for the log
+    and superusers."""
 
     public: str
     full: str
@@ -54,7 +55,7 @@ async def livez() -> str:
 async def readyz(context: Context, wording: CallerWording) -> Readiness:
     """Return the results of the checks: database, schema and object store answer, and the log directory has room. 503
     if a check fails."""
-    results: Mapping[str, HealthCheckResult] = await context.readiness.answer(lambda: _run_checks(context))
+    results: Mapping[str, HealthCheckResult] = await context.readiness.share_call(lambda: _run_checks(context))
     checks = {name: check.public if wording is None else check.full for name, check in results.items()}
     wrong = [f"{name}: {result}" for name, result in checks.items() if result != _OK]
     answer = Readiness(reason="; ".join(wrong), checks=checks)
@@ -69,17 +70,18 @@ async def readyz(context: Context, wording: CallerWording) -> Readiness:
 async def metrics(request: Request, context: Context) -> Response:
     """Return metrics in Prometheus's format. A superuser's token is needed if `metrics.authenticate` is set."""
     if context.broker.settings.metrics_authenticate:
-        context.access.require(caller_of(request), (AuthAction.SUPERUSER,), None, None)
-    return Response(await context.scrapes.answer(context.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        context.access.require_any(caller_of(request), (AuthAction.SUPERUSER,), None, None)
+    return Response(await context.scrapes.share_call(context.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _run_checks(context: HttpContext) -> Mapping[str, HealthCheckResult]:
+    """Return the results of the readiness checks by name. Log each result that differs from the one before."""
     environment = context.broker.environment
     results = {
-        "database": _result_of(environment.metadata.metrics.ping),
-        "schema": _result_of(environment.metadata.check_schema),
-        "store": _result_of(lambda: _probe(environment.store.size)),
-        "log": _result_of(environment.log.check_space),
+        "database": _run_check(environment.metadata.metrics.ping),
+        "schema": _run_check(environment.metadata.check_schema),
+        "store": _run_check(lambda: _probe_store(environment.store.size)),
+        "log": _run_check(environment.log.check_space),
     }
     for name, check in results.items():
         if check.full != context.failing_checks.get(name, _OK):
@@ -88,13 +90,15 @@ def _run_checks(context: HttpContext) -> Mapping[str, HealthCheckResult]:
     return results
 
 
-def _probe(size: Callable[[str], int]) -> None:
-    """Ask the store for an object that does not exist: the answer that it is missing is enough."""
+def _probe_store(size: Callable[[str], int]) -> None:
+    """Check that the object store answers, with a request for an object that does not exist. Raise the store's error if
+    it does not. `size`: returns the size of an object."""
     with suppress(ObjectMissing):
         size(f"readyz/{secrets.token_hex(4)}")
 
 
-def _result_of(check: Callable[[], object]) -> HealthCheckResult:
+def _run_check(check: Callable[[], object]) -> HealthCheckResult:
+    """Call `check`, and return the result: `ok`, or the error that it raises."""
     try:
         check()
     except CompactorError as error:

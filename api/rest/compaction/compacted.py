@@ -72,14 +72,14 @@ class EntryPosition(BaseModel):
 
 @router.get(TOPIC_PATH + "/compacted", AuthAction.CONSUME, refuses=(405, 409), waits_for=WaitsFor.STORE)
 def get_compacted(broker: Broker, topic: Topic) -> CompactedView:
-    """Return the horizon and the last message of the compacted ledger, in positions of the source. 409 for a topic that
-    is not of one source alone."""
+    """Return the horizon and the last message of a topic's compacted ledger, in positions of the source. 409 for a
+    topic whose messages do not all come from one source."""
     view = source_compaction.compacted_view(broker, topic)
     return CompactedView(
         generation=view.generation,
-        horizon=_text(view.horizon),
+        horizon=_position_text(view.horizon),
         last_message=None if view.last is None else _last_message(view.last),
-        first=_text(view.first),
+        first=_position_text(view.first),
         messages=view.messages,
         logical_bytes=view.logical_bytes,
         stored_bytes=view.stored_bytes,
@@ -124,7 +124,7 @@ def get_compacted_entries(
     messages.
     """
     page = source_compaction.compacted_entries(
-        broker, topic, SourcePosition(ledger, entry), _position(horizon), generation, limit, max_bytes
+        broker, topic, SourcePosition(ledger, entry), _parse_position(horizon), generation, limit, max_bytes
     )
     headers = {GENERATION: str(page.generation)} | ({LAST: "true"} if page.is_last else {})
     return Response(page.frames, media_type=_ENTRIES, headers=headers)
@@ -139,17 +139,18 @@ def get_compacted_position(
     horizon: Horizon = None,
 ) -> EntryPosition:
     """Return the position at the source of the first compacted entry that was published at a time or later."""
-    position = source_compaction.first_position_since(broker, topic, publish_time, _position(horizon), generation)
-    return EntryPosition(position=_text(position))
+    position = source_compaction.first_position_since(broker, topic, publish_time, _parse_position(horizon), generation)
+    return EntryPosition(position=_position_text(position))
 
 
 def _last_message(last: SourceMessage) -> LastMessage:
     return LastMessage(position=str(last.position), batch_index=last.batch_index, publish_time=last.publish_time)
 
 
-def _position(text: str | None) -> SourcePosition | None:
+def _parse_position(text: str | None) -> SourcePosition | None:
+    """Return the position that a text `ledger:entry` names; None without a text."""
     return None if text is None else parse_source_position(text)
 
 
-def _text(position: SourcePosition | None) -> str | None:
+def _position_text(position: SourcePosition | None) -> str | None:
     return None if position is None else str(position)

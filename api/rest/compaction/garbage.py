@@ -35,7 +35,7 @@ class GarbageRequest(StrictBody):
 
 
 class GarbageTotals(BaseModel):
-    """Objects, and their bytes in the store."""
+    """The number of objects, and their bytes in the store."""
 
     count: int
     bytes: int
@@ -57,7 +57,8 @@ class TopicGarbage(BaseModel):
 
 
 class GarbageReport(BaseModel):
-    """The number of objects and their bytes, and the topics with garbage or an error."""
+    """The number of garbage objects and their bytes, and the topics with garbage or an error. `dry_run`: nothing was
+    deleted."""
 
     dry_run: bool
     objects: int
@@ -90,16 +91,17 @@ def collect_garbage(
         "dry_run": options.dry_run,
         "objects": sum(item.total.count for item in counted),
         "bytes": sum(item.total.bytes for item in counted),
-        "topics": [_document(item, wording or NEUTRAL) for item in results if _has_content(item)],
+        "topics": [_garbage_document(item, wording or NEUTRAL) for item in results if _has_garbage_or_error(item)],
     }
 
 
-def _has_content(item: CollectionResult) -> bool:
+def _has_garbage_or_error(item: CollectionResult) -> bool:
+    """Return whether the result of a topic is reported: it has garbage, foreign objects or an error."""
     counts = (item.total.count, item.attempts_given_up, item.compacted_ledgers, item.trimmed_ledgers, item.foreign)
     return any(counts) or item.error is not None
 
 
-def _document(item: CollectionResult, wording: AdviceWording) -> dict[str, Any]:
+def _garbage_document(item: CollectionResult, wording: AdviceWording) -> dict[str, Any]:
     return document_of(
         TopicGarbage,
         item,

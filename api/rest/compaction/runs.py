@@ -11,7 +11,7 @@ from api.broker import compaction
 from api.broker.compaction import MOST_RUNS, TopicControl
 from api.broker.threads import WaitsFor
 from api.documents import CompactionControlReport, RunReport, SchedulerStatus, VerifyReport
-from api.http.access import AuthAction, CallerWording, permission_check_on
+from api.http.access import AuthAction, CallerWording, topic_permission_check
 from api.http.context import Context
 from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Topic
@@ -34,19 +34,20 @@ State = Annotated[RunState | None, Query(description="Only in this state.")]
 def get_topic_compactions(
     broker: Broker, topic: Topic, wording: CallerWording, state: State = None, limit: Limit = 50
 ) -> Any:
-    """Return the runs of a topic, or of all partitions of one, the newest first."""
-    return _reports(broker, compaction.runs(broker.environment, limit, state, topic), wording)
+    """Return the compaction runs of a topic, or of all partitions of a partitioned topic, the newest first."""
+    return _run_documents(broker, compaction.runs(broker.environment, limit, state, topic), wording)
 
 
 @router.get("/compactions", AuthAction.SUPERUSER, response_model=list[RunReport])
 def get_compactions(broker: Broker, wording: CallerWording, state: State = None, limit: Limit = 50) -> Any:
-    """Return the runs of all topics, the newest first."""
-    return _reports(broker, compaction.runs(broker.environment, limit, state), wording)
+    """Return the compaction runs of all topics, the newest first."""
+    return _run_documents(broker, compaction.runs(broker.environment, limit, state), wording)
 
 
 @router.get("/compactions/scheduler", AuthAction.SUPERUSER, response_model=SchedulerStatus)
 def get_scheduler(broker: Broker, wording: CallerWording) -> Any:
-    """Return the leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
+    """Return the state of the scheduler of compactions: the leader, the services, the queue, the topics that fail, with
+    their back-off, and those that are paused."""
     return scheduler_document(
         compaction.scheduler_state(broker.environment), broker.environment.clock.now_ms(), wording
     )
@@ -54,22 +55,22 @@ def get_scheduler(broker: Broker, wording: CallerWording) -> Any:
 
 @router.get(
     "/compactions/{run}",
-    permission_check_on(topic_of_run, AuthAction.COMPACT),
+    topic_permission_check(topic_of_run, AuthAction.COMPACT),
     refuses=(404,),
     response_model=RunReport,
 )
 def get_compaction(broker: Broker, run: RunId, wording: CallerWording) -> Any:
-    """Return one run: its progress, its policies, its statistics, and the reason if it failed."""
-    return _reports(broker, [broker.environment.metadata.runs.get_with_topic_name(run)], wording)[0]
+    """Return one compaction run: its progress, its policies, its statistics, and the reason if it failed."""
+    return _run_documents(broker, [broker.environment.metadata.runs.get_with_topic_name(run)], wording)[0]
 
 
-@router.delete("/compactions/{run}", permission_check_on(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))
+@router.delete("/compactions/{run}", topic_permission_check(topic_of_run, AuthAction.COMPACT), refuses=(404, 409))
 def cancel_compaction(
     broker: Broker,
     run: RunId,
     reason: Annotated[str, Query(max_length=1000, description="Kept with the run.")] = "cancelled by hand",
 ) -> None:
-    """Cancel an active run: it publishes nothing from now on, and its worker stops within seconds.
+    """Cancel an active compaction run: it publishes nothing from now on, and its worker stops within seconds.
 
     A topic that is still due, because it is over a threshold, is compacted again soon: a pause prevents that.
     """
@@ -79,7 +80,7 @@ def cancel_compaction(
 @router.get(TOPIC_PATH + "/compaction/control", *CONTROL, response_model=Controls)
 def get_compaction_control(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
     """Return the state of compaction of a topic, or of each partition: pauses, request, active run, failures."""
-    return _controls(compaction.controls(broker.environment, topic), wording)
+    return _control_documents(compaction.controls(broker.environment, topic), wording)
 
 
 @router.post(TOPIC_PATH + "/compaction/pause", *CONTROL, response_model=Controls)
@@ -88,7 +89,7 @@ def pause_compaction(broker: Broker, topic: Topic, wording: CallerWording) -> An
 
     All partitions are paused, or none. Pauses are counted.
     """
-    return _controls(compaction.pause(broker.environment, topic), wording)
+    return _control_documents(compaction.pause(broker.environment, topic), wording)
 
 
 @router.post(TOPIC_PATH + "/compaction/resume", *CONTROL, refuses=(409,), response_model=Controls)
@@ -97,18 +98,18 @@ def resume_compaction(broker: Broker, topic: Topic, wording: CallerWording) -> A
 
     409 if none is paused, or if a run that was aborted has not stopped yet.
     """
-    return _controls(compaction.resume(broker.environment, topic), wording)
+    return _control_documents(compaction.resume(broker.environment, topic), wording)
 
 
 @router.post(TOPIC_PATH + "/compaction/abort", *CONTROL, refuses=(409,), response_model=Controls)
 def abort_compaction(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
     """End the active run of a topic, or of each partition, and withdraw its request. Later requests are executed."""
-    return _controls(compaction.abort(broker.environment, topic), wording)
+    return _control_documents(compaction.abort(broker.environment, topic), wording)
 
 
 @router.get(
     "/compactions/{run}/events",
-    permission_check_on(topic_of_run, AuthAction.COMPACT),
+    topic_permission_check(topic_of_run, AuthAction.COMPACT),
     refuses=(404,),
     response_class=Response,
     responses={
@@ -116,7 +117,7 @@ def abort_compaction(broker: Broker, topic: Topic, wording: CallerWording) -> An
     },
 )
 async def watch_compaction(context: Context, run: RunId) -> Response:
-    """Return the progress of a run as server-sent events until it has ended."""
+    """Return the progress of a compaction run as server-sent events until it has ended."""
     return await run_events(context, run)
 
 
@@ -128,7 +129,7 @@ async def watch_compaction(context: Context, run: RunId) -> Response:
     response_model=list[VerifyReport],
 )
 def verify_topic(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
-    """Return a report of the differences of a topic, or of each partition. 409 while this service verifies another
+    """Verify a topic, or each partition, and return a report of the findings. 409 while this service verifies another
     topic.
 
     Reads all objects of the topic, and changes nothing. The report is that of `compactor verify --output json`.
@@ -136,12 +137,12 @@ def verify_topic(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
     return [verify_document(report, wording=wording) for report in compaction.verify(broker, topic)]
 
 
-def _reports(
+def _run_documents(
     broker: Broker, runs: list[tuple[TopicName, RunRecord]], wording: AdviceWording | None
 ) -> list[dict[str, Any]]:
     now = broker.environment.clock.now_ms()
     return [run_document(name, record, now, wording=wording) for name, record in runs]
 
 
-def _controls(states: list[TopicControl], wording: AdviceWording | None) -> list[dict[str, Any]]:
+def _control_documents(states: list[TopicControl], wording: AdviceWording | None) -> list[dict[str, Any]]:
     return [compaction_control_document(item, wording=wording) for item in states]

@@ -18,7 +18,7 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import reword_errors
 from api.http.router import Routes
 from api.reports import redacted_error_text, run_document
-from api.rest.models import PulsarAnswer, no_content
+from api.rest.models import PulsarAnswer, no_content_response
 from compactor.scheduling.status import CompactionStatus
 from storage.model import TopicName
 
@@ -67,8 +67,8 @@ async def compact(
     """
     pools = broker.pools
     if upto is None:
-        await pools[WaitsFor.DATABASE].run(_trigger, broker, topic, caller)
-        return no_content()
+        await pools[WaitsFor.DATABASE].run(_trigger_compaction, broker, topic, caller)
+        return no_content_response()
     position = parse_source_position(upto)
     state = await pools[WaitsFor.STORE].run(source_compaction.compact_up_to, broker, topic, position, request, caller)
     run = None
@@ -78,7 +78,8 @@ async def compact(
     return JSONResponse({"status": state.status, "request": state.request, "run": run, "error": error or None})
 
 
-def _trigger(broker: Broker, topic: TopicName, caller: str) -> None:
+def _trigger_compaction(broker: Broker, topic: TopicName, caller: str) -> None:
+    """Request a compaction of a topic, or of each partition. Raise RestException (404) without its namespace."""
     with reword_errors("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     compaction.trigger(broker, topic, caller)

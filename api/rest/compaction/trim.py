@@ -21,7 +21,7 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
 from api.reports import trim_document
-from api.rest.models import StrictBody, no_content
+from api.rest.models import StrictBody, no_content_response
 
 router = Routes("trim", known_query=True)
 
@@ -63,4 +63,4 @@ def trim_topic(
     before = None if trim.before is None else parse_trim_position(str(trim.before))
     with reword_errors(partitioned="Trim before a message is not allowed for a partitioned topic: trim its partitions"):
         trimmed = compaction.trim(broker, topic, before, dry_run=bool(dry_run), force=trim.force)
-    return no_content() if dry_run is None else [trim_document(result, wording=wording) for result in trimmed]
+    return no_content_response() if dry_run is None else [trim_document(result, wording=wording) for result in trimmed]

@@ -10,13 +10,13 @@ from api.formats.text_encoding import TextEncoding
 
 
 class MessageEncodings(NamedTuple):
-    """The encodings of a request and its answer."""
+    """The encodings of keys and of values in a request and its answer."""
 
     key: TextEncoding
     value: TextEncoding
 
 
-async def _encodings(
+async def _query_encodings(
     key_encoding: Annotated[
         TextEncoding, Query(alias="keyEncoding", description="The encoding of keys.")
     ] = TextEncoding.UTF8,
@@ -27,5 +27,5 @@ async def _encodings(
     return MessageEncodings(key_encoding, value_encoding)
 
 
-Encodings = Annotated[MessageEncodings, Depends(_encodings)]
+Encodings = Annotated[MessageEncodings, Depends(_query_encodings)]
 """A route's parameter: the encodings in the request's query."""

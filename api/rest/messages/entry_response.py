@@ -39,7 +39,8 @@ ENTRY: dict[str, Any] = {
 
 
 def entry_response(entry: Entry) -> Response:
-    """Return the answer for an entry, which has at least one row. A value that no HTTP header can hold is left out."""
+    """Return an entry as an answer: its payload as the body, its metadata in headers. `entry` has at least one row. A
+    value that no HTTP header can hold is left out."""
     first = entry[0]
     batched = first["batch_index"] >= 0
     payload = _batch_payload(entry) if batched else first["payload"] or b""
@@ -60,23 +61,24 @@ def entry_response(entry: Entry) -> Response:
             "Is-Encrypted": "true" if first["slot"] == int(RowType.WHOLE_ENTRY) else None,
             "PROPERTY-TOTAL-CHUNKS": first["chunk_count"],
             "PROPERTY-CHUNK-ID": first["chunk_index"],
-            **_key(first["key"]),
+            **_key_headers(first["key"]),
         }
     headers = {_PREFIX + name: str(value) for name, value in values.items() if value is not None}
-    fitting = {name: value for name, value in headers.items() if _fits(value)}
+    fitting = {name: value for name, value in headers.items() if _fits_header(value)}
     return Response(payload, media_type="application/octet-stream", headers=fitting)
 
 
-def _key(key: bytes | None) -> dict[str, str]:
+def _key_headers(key: bytes | None) -> dict[str, str]:
+    """Return the headers of a message's key, in Base64 if a header cannot hold the key; empty without a key."""
     if key is None:
         return {}
     text = key.decode("latin-1")
-    if text and _fits(text) and text == text.strip():
+    if text and _fits_header(text) and text == text.strip():
         return {"partition-key": text, "partition-key-b64-encoded": "false"}
     return {"partition-key": base64.b64encode(key).decode(), "partition-key-b64-encoded": "true"}
 
 
-def _fits(text: str) -> bool:
+def _fits_header(text: str) -> bool:
     return text.isascii() and text.isprintable() and len(text) <= _LONGEST_HEADER
 
 

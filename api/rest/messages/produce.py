@@ -65,7 +65,7 @@ _PRODUCE: dict[str, Any] = {
 async def produce(broker: Broker, request: Request, topic: Topic, encodings: Encodings) -> Response:
     """Append messages to a topic, or to the partitions of a partitioned topic."""
     records = await broker.pools[WaitsFor.DATABASE].run(messages.topic_or_partitions, broker, topic)
-    return await _produced(broker, request, records, encodings)
+    return await _produce_messages(broker, request, records, encodings)
 
 
 @router.post(TOPIC_PATH + "/partitions/{partition}", AuthAction.PRODUCE, AUTHORITATIVE, **_PRODUCE)
@@ -80,15 +80,16 @@ async def produce_to_partition(
     if topic.partition >= 0:
         raise RestException(400, "Topic name can't contain '-partition-' suffix.")
     record = await broker.pools[WaitsFor.DATABASE].run(messages.writable_topic, broker, topic.of_partition(partition))
-    return await _produced(broker, request, [record], encodings)
+    return await _produce_messages(broker, request, [record], encodings)
 
 
-async def _produced(
+async def _produce_messages(
     broker: Broker, request: Request, records: Sequence[TopicRecord | None], encodings: MessageEncodings
 ) -> Response:
-    """Append the messages of a request to a topic, or to the partitions by number; None: a deleted partition.
+    """Append the messages of a request, and return the answer with their results.
 
-    An error of one partition is the result of its messages; the error of a single target is raised.
+    `records`: the topic, or its partitions by number; None: a deleted partition. An error of one partition is the
+    result of its messages; the error of a single topic is raised.
     """
     parsing = broker.pools[WaitsFor.PARSING]
     kind, body = request.headers.get("content-type", ""), await request.body()
@@ -100,29 +101,29 @@ async def _produced(
         try:
             if record is None:
                 raise RestException(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
-            answers = await broker.pools[WaitsFor.LOG].run_with_callback(_submit, broker, record, part)
-            part_acks = await parsing.run(_acks, record, part, answers)
+            answers = await broker.pools[WaitsFor.LOG].run_with_callback(_submit_messages, broker, record, part)
+            part_acks = await parsing.run(_acks_of_outcomes, record, part, answers)
         except NotTheOwner as other:
             if len(records) == 1:
                 raise
-            part_acks = await _sent(broker, request, other, part)
+            part_acks = await _forward_messages(broker, request, other, part)
         except (CompactorError, RestException) as error:
             if len(records) == 1:
                 raise
             log_for_operators(request, error)
-            part_acks = [_failed(message, error) for message in part]
+            part_acks = [_failed_ack(message, error) for message in part]
         acks.update(zip(places, part_acks, strict=True))
-    return await parsing.run(_response, [acks[place] for place in sorted(acks)])
+    return await parsing.run(_acks_response, [acks[place] for place in sorted(acks)])
 
 
-def _response(acks: Sequence[ProducerAck]) -> Response:
+def _acks_response(acks: Sequence[ProducerAck]) -> Response:
     content = ProducerAcks(message_publish_results=list(acks))
     return Response(content.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
 
-def _submit(broker: Broker, record: TopicRecord, part: Sequence[NewMessage], on_answered: OnAnswered) -> None:
-    """Append messages to a topic; `on_answered` gets the answers. Raise RestException over a backlog quota, or while
-    another process opens the log."""
+def _submit_messages(broker: Broker, record: TopicRecord, part: Sequence[NewMessage], on_answered: OnAnswered) -> None:
+    """Submit messages to the log of a topic; `on_answered` is called with their outcomes. Raise RestException over a
+    backlog quota (409, 503), or while another process opens the log (503)."""
     try:
         messages.submit(broker, record, part, on_answered)
     except BacklogQuotaExceeded as error:
@@ -132,12 +133,19 @@ def _submit(broker: Broker, record: TopicRecord, part: Sequence[NewMessage], on_
         raise RestException(503, public_reason(error), {"Retry-After": "1"}) from error
 
 
-def _acks(record: TopicRecord, part: Sequence[NewMessage], answers: Sequence[AppendOutcome]) -> list[ProducerAck]:
-    return [_ack(message, answer, record.name.partition) for message, answer in zip(part, answers, strict=True)]
+def _acks_of_outcomes(
+    record: TopicRecord, part: Sequence[NewMessage], answers: Sequence[AppendOutcome]
+) -> list[ProducerAck]:
+    return [
+        _ack_of_outcome(message, answer, record.name.partition) for message, answer in zip(part, answers, strict=True)
+    ]
 
 
-async def _sent(broker: Broker, request: Request, other: NotTheOwner, part: Sequence[NewMessage]) -> list[ProducerAck]:
-    """Send the messages of one partition to the service that owns it, and return their results."""
+async def _forward_messages(
+    broker: Broker, request: Request, other: NotTheOwner, part: Sequence[NewMessage]
+) -> list[ProducerAck]:
+    """Send the messages of one partition to the service that owns it, and return their results. An error is the result
+    of each message."""
     name, parsing = other.topic.name, broker.pools[WaitsFor.PARSING]
     path = "/".join(("/topics/persistent", *map(encode_path_segment, (name.tenant, name.namespace, name.topic))))
     target = f"{path}?keyEncoding=base64&valueEncoding=base64"
@@ -150,11 +158,12 @@ async def _sent(broker: Broker, request: Request, other: NotTheOwner, part: Sequ
             return acks.message_publish_results
         raise RestException(answer.status_code, str(answer.json().get("reason", "")))
     except (CompactorError, RestException, ValueError) as error:  # other messages of the request are appended already
-        return [_failed(message, error) for message in part]
+        return [_failed_ack(message, error) for message in part]
 
 
 def _forwarded_body(part: Sequence[NewMessage]) -> bytes:
-    """Encode the messages for another service: JSON, with keys and payloads in base64."""
+    """Return the JSON body of a produce request that sends the messages to another service, with keys and payloads in
+    Base64."""
     lines = [
         {
             "key": None if message.key is None else to_text(message.key, TextEncoding.BASE64),
@@ -170,14 +179,15 @@ def _forwarded_body(part: Sequence[NewMessage]) -> bytes:
     return msgspec.json.encode({"producerName": part[0].producer, "messages": lines})
 
 
-def _ack(message: NewMessage, answer: AppendOutcome, partition: int) -> ProducerAck:
+def _ack_of_outcome(message: NewMessage, answer: AppendOutcome, partition: int) -> ProducerAck:
     if isinstance(answer, CompactorError):
-        return _failed(message, answer)
+        return _failed_ack(message, answer)
     first = answer.first.message_id
     return ProducerAck(message_id=str(MessageId(first.ledger_id, first.entry_id, partition)), context=message.context)
 
 
-def _failed(message: NewMessage, error: Exception) -> ProducerAck:
+def _failed_ack(message: NewMessage, error: Exception) -> ProducerAck:
+    """Return the result of a message that an error refused: try again, or refused for good."""
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, RestException) and error.status_code >= 500)
     reason = public_reason(error) if isinstance(error, CompactorError) else str(error)
     return ProducerAck(

@@ -30,13 +30,13 @@ _SHOWN = 100
 """The number of characters of a caller's name that a refusal repeats."""
 
 
-def _without_empty(value: object) -> object:
-    """Return None for an empty text, which means an absent number, as in Jackson."""
+def _empty_text_to_none(value: object) -> object:
+    """Return None for an empty text, which means an absent number, as in Jackson; any other value unchanged."""
     return None if value == "" else value
 
 
 class ProducerMessage(PulsarBody):
-    """A message. `payload` null: the tombstone of its key. `partition`: its partition, instead of that of its key.
+    """A message to produce. `payload` null: the tombstone of its key. `partition`: instead of the partition of its key.
 
     `publishTime`: milliseconds since 1970, instead of the time of the append; an extension of Pulsar's body.
     """
@@ -46,7 +46,7 @@ class ProducerMessage(PulsarBody):
     payload: str | None
     key: str | None = None
     properties: dict[str, str] | None = None
-    event_time: Annotated[int | None, BeforeValidator(_without_empty)] = Field(None, ge=-LONG - 1, le=LONG)
+    event_time: Annotated[int | None, BeforeValidator(_empty_text_to_none)] = Field(None, ge=-LONG - 1, le=LONG)
     publish_time: int | None = Field(None, ge=-LONG - 1, le=LONG)
     sequence_id: int = Field(0, ge=-1, le=LONG)
     partition: int | None = Field(default=None, ge=0)
@@ -58,7 +58,7 @@ class ProducerMessage(PulsarBody):
 
 
 class ProducerMessages(PulsarBody):
-    """Messages to produce. A schema is the JSON text of Pulsar's SchemaInfo."""
+    """The body of a produce request. A schema is the JSON text of Pulsar's SchemaInfo."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +70,7 @@ class ProducerMessages(PulsarBody):
 
 
 class ProducerAck(PulsarAnswer):
-    """The result of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it is refused."""
+    """The result of one produced message. `errorCode` 0: it is acknowledged; 1: try again; 2: it is refused."""
 
     message_id: str | None = None
     error_code: int = 0
@@ -80,21 +80,22 @@ class ProducerAck(PulsarAnswer):
 
 
 class ProducerAcks(PulsarAnswer):
-    """The results of all messages, in their order."""
+    """The results of all messages of a produce request, in their order."""
 
     message_publish_results: list[ProducerAck]
     schema_version: int = 0
 
 
 def parse_messages(content_type: str, body: bytes, encodings: MessageEncodings, limit: int) -> list[NewMessage]:
-    """Return the messages of a body; at most `limit`, else 413. Raise RestException (400, 413, 415), InvalidRecord."""
+    """Return the messages in the body of a produce request. Raise RestException: 400 for an invalid body, 413 for more
+    than `limit` messages, 415 for an unknown content type; InvalidRecord for an invalid line."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind in JSON_LINES:
         if not body.strip():
             return []
         if body.count(b"\n", 0, -1) >= limit:
-            raise _too_many(limit)
-        _check_bounds(body, limit)
+            raise _too_many_messages_error(limit)
+        _count_containers(body, limit)
         return [
             NewMessage(
                 row.key, row.payload, row.properties or (), row.event_time, row.publish_time, number, DEFAULT_PRODUCER
@@ -105,32 +106,35 @@ def parse_messages(content_type: str, body: bytes, encodings: MessageEncodings, 
         raise RestException(
             415, f"the content type {kind[:_SHOWN]} is not known: send application/json or application/x-ndjson"
         )
-    if _check_bounds(body, limit)[_MESSAGE_DEPTH] > limit:
-        raise _too_many(limit)
+    if _count_containers(body, limit)[_MESSAGE_DEPTH] > limit:
+        raise _too_many_messages_error(limit)
     try:
         request = ProducerMessages.model_validate_json(body)
     except ValidationError as error:
         raise RestException(400, f"the messages cannot be taken: {validation_summary(error)}") from error
     for schema in (request.key_schema, request.value_schema):
-        _check_schema(schema)
+        _check_plain_schema(schema)
     producer = request.producer_name or DEFAULT_PRODUCER
-    return [_message(message, producer, encodings) for message in request.messages]
+    return [_new_message(message, producer, encodings) for message in request.messages]
 
 
-def _check_bounds(body: bytes, limit: int) -> list[int]:
+def _count_containers(body: bytes, limit: int) -> list[int]:
+    """Return the number of JSON arrays and objects in a body at each depth. Raise RestException (413) for more values
+    than `limit` messages may have."""
     try:
         return json_bounds.count_containers_by_depth(body, limit * VALUES_A_MESSAGE)
     except json_bounds.JsonBoundsError as error:
         raise RestException(413, f"the body cannot be taken, {error}: {error.remedy}") from error
 
 
-def _too_many(limit: int) -> RestException:
+def _too_many_messages_error(limit: int) -> RestException:
     return RestException(
         413, f"the body holds more than {limit} messages: send fewer at once, or raise limits.messages"
     )
 
 
-def _message(message: ProducerMessage, producer: str, encodings: MessageEncodings) -> NewMessage:
+def _new_message(message: ProducerMessage, producer: str, encodings: MessageEncodings) -> NewMessage:
+    """Return a message of the body as a message to append. Raise RestException (400) for one that cannot be stored."""
     if message.deliver_at or message.deliver_after_ms:
         raise RestException(
             400, "deliverAt and deliverAfterMs are not kept over REST: leave them out, or produce with a Pulsar client"
@@ -151,7 +155,8 @@ def _message(message: ProducerMessage, producer: str, encodings: MessageEncoding
         raise RestException(400, f"the messages cannot be taken: {error}") from error
 
 
-def _check_schema(text: str | None) -> None:
+def _check_plain_schema(text: str | None) -> None:
+    """Raise RestException (400) for a schema whose messages this service would have to encode. `text`: a SchemaInfo."""
     if not text:
         return
     try:

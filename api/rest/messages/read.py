@@ -16,7 +16,7 @@ import io
 import json
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing, closing
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 from fastapi import Header, Query, Request
@@ -101,15 +101,15 @@ async def read_messages(
         raise RestException(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
     if token and not stream:
         raise RestException(400, "token=true needs stream=true: each page has X-Compactor-Next")
-    kind = _kind_of(accept)
+    kind = _accepted_content_type(accept)
     waiting = broker.pools[WaitsFor.STORE]
-    source = await broker.pools[WaitsFor.DATABASE].run(_opened, broker, topic, state)
+    source = await broker.pools[WaitsFor.DATABASE].run(_open_topic, broker, topic, state)
     if stream:
         await waiting.run(check_not_after_end, source, state.start)
         reader = source.reader(state, read_compacted, reset)
-        body = waiting.iterate(_all(reader, ReadLimits(limit, max_bytes), kind, token, encodings))
+        body = waiting.iterate(_stream_body(reader, ReadLimits(limit, max_bytes), kind, token, encodings))
         first = await anext(body, b"")  # an error before the first byte gets its own status
-        return StreamingResponse(_joined(first, body), media_type=kind)
+        return StreamingResponse(_prepend_piece(first, body), media_type=kind)
     settings = broker.settings
     limits = ReadLimits(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
@@ -119,17 +119,17 @@ async def read_messages(
     deadline = broker.environment.clock.now_ms() + wait_ms
     if FORWARDED in request.headers:  # the forwarding service takes a longer silence for a dead service
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
-    content, is_empty, next_start = await waiting.run(_page, reader, kind, limits, encodings)
+    content, is_empty, next_start = await waiting.run(_read_page, reader, kind, limits, encodings)
     if is_empty:  # a page with messages has a valid start
         await waiting.run(check_not_after_end, source, state.start)
     if is_empty and deadline > broker.environment.clock.now_ms():
         polls = context_of(request).polls
-        changes = polls.changes(source.record.id, deadline, request.is_disconnected)
+        changes = polls.topic_changes(source.record.id, deadline, request.is_disconnected)
         with polls.counted_wait(caller_of(request).name):
             async with aclosing(changes):
                 async for _ in changes:
                     try:
-                        content, is_empty, next_start = await waiting.run(_page, reader, kind, limits, encodings)
+                        content, is_empty, next_start = await waiting.run(_read_page, reader, kind, limits, encodings)
                     except SegmentNotLocal:  # another service appends now: it answers the next request
                         break
                     if not is_empty:
@@ -137,13 +137,23 @@ async def read_messages(
     return Response(content, media_type=kind, headers={NEXT: next_start.to_token()})
 
 
-def _opened(broker: Broker, name: TopicName, state: ContinuationToken) -> OpenTopic:
+class _PageBody(NamedTuple):
+    """The body of one page of messages, whether the page is empty, and the start of the next page."""
+
+    content: bytes
+    is_empty: bool
+    next_start: ContinuationToken
+
+
+def _open_topic(broker: Broker, name: TopicName, state: ContinuationToken) -> OpenTopic:
+    """Return a topic that is open for a read from `state` on. Raise RestException (405) for a partitioned topic."""
     with reword_errors(partitioned=f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on"):
         return messages.open_for_reading(broker, name, state)
 
 
-def _kind_of(accept: str) -> str:
-    """Return the content type that the caller accepts; JSON Lines if it accepts any. Raise RestException (406)."""
+def _accepted_content_type(accept: str) -> str:
+    """Return the content type of the answer for an Accept header: Arrow, or JSON Lines, also for any type. Raise
+    RestException (406) for other types."""
     accepted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
     for item in accepted:
         if item == ARROW:
@@ -153,59 +163,61 @@ def _kind_of(accept: str) -> str:
     raise RestException(406, f"messages come as {JSON_LINES} or {ARROW}")
 
 
-def _page(
-    reader: PageReader, kind: str, limits: ReadLimits, encodings: MessageEncodings
-) -> tuple[bytes, bool, ContinuationToken]:
-    """Return the body of one page, whether the page is empty, and the start of the next page."""
+def _read_page(reader: PageReader, kind: str, limits: ReadLimits, encodings: MessageEncodings) -> _PageBody:
+    """Read one page of messages, and return it in the content type `kind`."""
     if kind == ARROW:
         with closing(reader):
             rows_page = reader.rows(limits)
-        return b"".join(_arrow(rows_page.batches)), not rows_page.batches, rows_page.next
+        return _PageBody(b"".join(_arrow_stream(rows_page.batches)), not rows_page.batches, rows_page.next)
     page = reader.messages(limits)
-    return b"".join(_lines(page.messages, encodings)), not page.messages, page.next
+    return _PageBody(b"".join(_json_lines(page.messages, encodings)), not page.messages, page.next)
 
 
-def _all(
+def _stream_body(
     reader: PageReader, limits: ReadLimits, kind: str, with_token: bool, encodings: MessageEncodings
 ) -> Generator[bytes, None, None]:
-    """Yield the body of a stream in pieces; the token is the last one."""
+    """Yield the body of a stream of all messages in pieces, in the content type `kind`. `with_token`: it ends with the
+    start of the next read."""
     if kind == ARROW:
-        yield from _arrow(reader.stream_rows(limits), (lambda: reader.next) if with_token else None)
+        yield from _arrow_stream(reader.stream_rows(limits), (lambda: reader.next) if with_token else None)
         return
-    yield from _lines(reader.stream(limits), encodings)
+    yield from _json_lines(reader.stream(limits), encodings)
     if with_token:
         yield json.dumps({"next": reader.next.to_token()}).encode() + b"\n"
 
 
-def _lines(source: Iterable[Message], encodings: MessageEncodings) -> Iterator[bytes]:
+def _json_lines(source: Iterable[Message], encodings: MessageEncodings) -> Iterator[bytes]:
+    """Yield messages as JSON Lines, in pieces of many lines."""
     buffer = io.BytesIO()
     lines = JsonLinesWriter(buffer, *encodings)
     for count, message in enumerate(source, 1):
         lines.write(message)
         if not count % _LINES_AT_ONCE:
-            yield _drain(buffer)
+            yield _drain_buffer(buffer)
     if buffer.tell():
-        yield _drain(buffer)
+        yield _drain_buffer(buffer)
 
 
-def _arrow(batches: Iterable[pa.RecordBatch], token: Callable[[], ContinuationToken] | None = None) -> Iterator[bytes]:
-    """Yield an Arrow stream in pieces. A stream without its end mark was cut off.
+def _arrow_stream(
+    batches: Iterable[pa.RecordBatch], token: Callable[[], ContinuationToken] | None = None
+) -> Iterator[bytes]:
+    """Yield record batches as an Arrow stream, in pieces. A stream without its end mark was cut off.
 
-    `token`: returns the token, which a last, empty batch has in its metadata.
+    `token`: returns the start of the next read, which a last, empty batch has in its metadata.
     """
     buffer = io.BytesIO()
     writer = pa.ipc.new_stream(buffer, rows.SCHEMA)
     for batch in batches:
         writer.write_batch(batch)
-        yield _drain(buffer)
+        yield _drain_buffer(buffer)
     if token is not None:
         empty = pa.RecordBatch.from_pylist([], rows.SCHEMA)
         writer.write_batch(empty, custom_metadata={NEXT: token().to_token()})
     writer.close()
-    yield _drain(buffer)
+    yield _drain_buffer(buffer)
 
 
-def _drain(buffer: io.BytesIO) -> bytes:
+def _drain_buffer(buffer: io.BytesIO) -> bytes:
     """Return the content of a buffer, and empty it."""
     content = buffer.getvalue()
     buffer.seek(0)
@@ -213,7 +225,8 @@ def _drain(buffer: io.BytesIO) -> bytes:
     return content
 
 
-async def _joined(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _prepend_piece(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield `first`, unless it is empty, and then the pieces of `rest`, which is closed at the end."""
     async with aclosing(rest):
         if first:
             yield first

@@ -22,7 +22,7 @@ from api.formats.text_encoding import to_bytes
 from api.http.access import AuthAction
 from api.http.dependencies import Broker
 from api.http.partition_fan_out import AGE
-from api.http.paths import TOPIC_PATH, Topic, decoded
+from api.http.paths import TOPIC_PATH, Topic, decode_path_part
 from api.http.problems import RestException, reword_errors
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.router import Routes
@@ -69,7 +69,7 @@ def get_last_message_id(
     """Return the id of the last message that a reader gets; -1:-1 if there is none (R6)."""
     with reword_errors(partitioned="GetLastMessageId is not allowed on partitioned-topic"):
         last, batch_size = messages.last_message(broker, topic, read_compacted)
-    return _answer(last, topic, last.batch_index, batch_size)
+    return _message_id_answer(last, topic, last.batch_index, batch_size)
 
 
 @router.get(
@@ -84,7 +84,7 @@ def get_message_id_by_timestamp(
         "partition"
     )
     with reword_errors(partitioned=reason):
-        return _answer(messages.first_id_since(broker, topic, timestamp), topic)
+        return _message_id_answer(messages.first_id_since(broker, topic, timestamp), topic)
 
 
 @router.get(TOPIC_PATH + "/ledger/{ledger}/entry/{entry}", AuthAction.CONSUME, AUTHORITATIVE, **ENTRY)
@@ -137,10 +137,10 @@ def get_key(
     sealed_only: SealedOnly = False,
     key: str = "",
 ) -> Any:
-    """Return the newest message of a key, compacted and raw together. For a partitioned topic, return the newest one of
-    its partitions. In a path, percent-encode all of a key but letters and digits; a query parameter names a key that no
-    path can hold, for example the empty one."""
-    text = decoded(key) if "key" in request.path_params else key
+    """Return the newest message of a key, compacted and raw together. 404 for a key without one, or with a tombstone.
+    For a partitioned topic, return the newest message of its partitions. In a path, percent-encode all of a key but
+    letters and digits; a query parameter names a key that no path can hold, for example the empty one."""
+    text = decode_path_part(key) if "key" in request.path_params else key
     try:
         key_bytes = to_bytes(text, encodings.key)
     except ValueError as error:
@@ -155,7 +155,9 @@ def get_key(
     return json.loads(buffer.getvalue())
 
 
-def _answer(message_id: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:
+def _message_id_answer(
+    message_id: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0
+) -> MessageIdAnswer:
     return MessageIdAnswer(
         ledger_id=message_id.ledger_id,
         entry_id=message_id.entry_id,

@@ -26,9 +26,9 @@ router = Routes("mirrors", known_query=True)
 
 
 class NewMirror(StrictBody):
-    """A mirror. `source`: kafka://host:9092/topic, with more brokers after commas. `tlsCa`: a PEM file; `sasl`: PLAIN,
-    SCRAM-SHA-256 or SCRAM-SHA-512; `passwordFrom`: env:NAME or file:/path, of the services. `emptyValues`: refuse stops
-    at an empty value of a key, delete lets it delete the key."""
+    """A mirror to add. `source`: kafka://host:9092/topic, with more brokers after commas. `tlsCa`: a PEM file; `sasl`:
+    PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; `passwordFrom`: env:NAME or file:/path, of the services. `emptyValues`:
+    refuse stops at an empty value of a key, delete lets it delete the key."""
 
     source: str = Field(max_length=2_000)
     tls: bool = False
@@ -40,7 +40,7 @@ class NewMirror(StrictBody):
 
 
 class ResumeMirror(StrictBody):
-    """Changes with which a mirror goes on. `emptyValues`: as of a new one, from now on; `acceptGaps`: without the
+    """Options with which a mirror continues. `emptyValues`: as of a new one, from now on; `acceptGaps`: without the
     records that Kafka removed before they were mirrored."""
 
     empty_values: str | None = None
@@ -61,7 +61,7 @@ def list_mirrors(broker: Broker, wording: CallerWording) -> Any:
     response_model=MirrorReport,
 )
 def add_mirror(broker: Broker, topic: Topic, wording: CallerWording, mirror: Annotated[NewMirror, Body()]) -> Any:
-    """Mirror a topic in Kafka, which must answer now; the topic here is created with its partitions."""
+    """Add a mirror of a topic in Kafka, which must answer now. The topic is created here with its partitions."""
     options = MirrorOptions(**mirror.model_dump(exclude={"source"}))
     added = operations.add(broker.environment, MirrorSource.parse(mirror.source, options), topic)
     return mirror_document(added, wording=wording)
@@ -69,19 +69,19 @@ def add_mirror(broker: Broker, topic: Topic, wording: CallerWording, mirror: Ann
 
 @router.get(TOPIC_PATH + "/mirror", AuthAction.SUPERUSER, response_model=MirrorReport)
 def get_mirror(broker: Broker, topic: Topic, wording: CallerWording) -> Any:
-    """Return a mirror and its partitions."""
+    """Return the mirror of a topic, and its partitions."""
     return mirror_document(operations.get(broker.environment, topic), wording=wording)
 
 
 @router.post(TOPIC_PATH + "/mirror/pause", AuthAction.SUPERUSER)
 def pause_mirror(broker: Broker, topic: Topic) -> None:
-    """Pause a mirror."""
+    """Pause the mirror of a topic."""
     operations.pause(broker.environment, topic)
 
 
 @router.post(TOPIC_PATH + "/mirror/resume", AuthAction.SUPERUSER)
 def resume_mirror(broker: Broker, topic: Topic, resume: Annotated[ResumeMirror | None, Body()] = None) -> None:
-    """Let a mirror go on that is paused or has stopped."""
+    """Resume the mirror of a topic that is paused or has stopped at an error."""
     request = resume or ResumeMirror()
     options = {} if request.empty_values is None else {"empty_values": request.empty_values}
     operations.resume(broker.environment, topic, options, accept_gaps=request.accept_gaps)
@@ -89,5 +89,5 @@ def resume_mirror(broker: Broker, topic: Topic, resume: Annotated[ResumeMirror |
 
 @router.delete(TOPIC_PATH + "/mirror", AuthAction.SUPERUSER)
 def remove_mirror(broker: Broker, topic: Topic) -> None:
-    """Remove a mirror; its topic stays."""
+    """Remove the mirror of a topic; the topic stays."""
     operations.remove(broker.environment, topic)

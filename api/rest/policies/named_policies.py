@@ -17,7 +17,7 @@ from api.broker.policies import PolicyScope
 from api.http import json_bounds
 from api.http.access import ANY_USE, AuthAction
 from api.http.dependencies import Broker
-from api.http.paths import decoded
+from api.http.paths import decode_path_part
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import policies_document, policy_settings_document
@@ -52,8 +52,9 @@ Name = Annotated[str, Path(description=_NAME)]
 Values = Annotated[dict[str, Any], Body(description="Values by name.")]
 
 
-def _of_json(body: object) -> object:
-    """Return the value of a body that came without a JSON content type, as `curl -d` sends it."""
+def _parse_json_bytes(body: object) -> object:
+    """Return the JSON value of a body that came as bytes, without a JSON content type; a parsed body unchanged. Raise
+    ValueError for bytes that are not JSON."""
     if not isinstance(body, bytes):
         return body
     try:
@@ -62,11 +63,12 @@ def _of_json(body: object) -> object:
         raise ValueError("the body is no JSON value") from None
 
 
-Value = Annotated[Any, BeforeValidator(_of_json), Body(description="A JSON value.")]
+Value = Annotated[Any, BeforeValidator(_parse_json_bytes), Body(description="A JSON value.")]
 
 
-def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) -> None:
-    """Register the routes of one scope. `reads`, `changes`: a caller needs one of these actions to get or to set."""
+def _register_routes(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) -> None:
+    """Register the routes of the policies of one scope. `reads`: a caller needs any of these actions to get a policy;
+    `changes`: the action to set or remove it."""
     label, all_of, one_of = kind.label, kind.path + "/policies", kind.path + "/policies/{name}"
 
     @router.get(
@@ -78,7 +80,7 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
     )
     def get_policies(broker: Broker, scope: PolicyScope = kind.dependency, applied: Applied = True) -> Any:
         """Return the policies of the scope."""
-        return _document(broker, scope, applied)
+        return _policies_by_name(broker, scope, applied)
 
     @router.get(
         one_of,
@@ -90,7 +92,7 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
     )
     def get_policy(broker: Broker, name: Name, scope: PolicyScope = kind.dependency, applied: Applied = True) -> Any:
         """Return one policy of the scope. 404 if `applied` is false and the scope does not set it."""
-        document, known = _document(broker, scope, applied), policy(decoded(name)).name
+        document, known = _policies_by_name(broker, scope, applied), policy(decode_path_part(name)).name
         if known not in document:
             raise RestException(404, f"{known} is not set in this scope")
         return document[known]
@@ -103,12 +105,12 @@ def _offer(kind: ScopeKind, reads: Sequence[AuthAction], changes: AuthAction) ->
     @router.put(one_of, changes, operation_id=f"set{label}Policy")
     def set_policy(broker: Broker, name: Name, value: Value, scope: PolicyScope = kind.dependency) -> None:
         """Set one policy of the scope."""
-        policies.change(broker.environment, scope, {decoded(name): value})
+        policies.change(broker.environment, scope, {decode_path_part(name): value})
 
     @router.delete(one_of, changes, operation_id=f"remove{label}Policy")
     def remove_policy(broker: Broker, name: Name, scope: PolicyScope = kind.dependency) -> None:
         """Remove one policy of the scope: the next wider scope counts again."""
-        policies.change(broker.environment, scope, {}, [decoded(name)])
+        policies.change(broker.environment, scope, {}, [decode_path_part(name)])
 
 
 @router.delete(TOPIC.path + "/policies", AuthAction.ADMIN)
@@ -117,12 +119,14 @@ def remove_topic_policies(broker: Broker, scope: PolicyScope = TOPIC.dependency)
     policies.change(broker.environment, scope, {}, None)
 
 
-_offer(TOPIC, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
-_offer(NAMESPACE, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
-_offer(BROKER, (AuthAction.ANYONE,), AuthAction.SUPERUSER)
+_register_routes(TOPIC, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
+_register_routes(NAMESPACE, (*ANY_USE, AuthAction.ADMIN), AuthAction.ADMIN)
+_register_routes(BROKER, (AuthAction.ANYONE,), AuthAction.SUPERUSER)
 
 
-def _document(broker: Broker, scope: PolicyScope, applied: bool) -> dict[str, dict[str, Any]]:
+def _policies_by_name(broker: Broker, scope: PolicyScope, applied: bool) -> dict[str, dict[str, Any]]:
+    """Return the policies of a scope by name, with values and origins: the effective ones, or, unless `applied`, those
+    that the scope itself sets."""
     if applied:
         return policies_document(policies.resolved(broker.environment, scope))
     return policy_settings_document(policies.settings(broker.environment, scope), scope.origin)

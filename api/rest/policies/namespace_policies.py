@@ -82,9 +82,10 @@ def policies_document(
     cluster: str,
     settings: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Return the document of a namespace with these permissions and the fields `settings`, without those that are None.
+    """Return Pulsar's document of the policies of a namespace, with its permissions and the fields `settings`.
 
-    Actions that Pulsar's clients do not know are left out.
+    Fields that are None, and actions that Pulsar's clients do not know, are left out. `permissions`: actions by role;
+    `topic_permissions`: the same by topic.
     """
     document = {
         **_TEMPLATE,
@@ -100,8 +101,7 @@ def policies_document(
 
 
 def pulsar_permissions(permissions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return permissions by role, without actions that Pulsar's clients do not know, and without roles that have no
-    other."""
+    """Return the actions by role that Pulsar's clients know. A role without such an action is left out."""
     known = {role: [action for action in actions if action in PULSAR_ACTIONS] for role, actions in permissions.items()}
     return {role: actions for role, actions in known.items() if actions}
 

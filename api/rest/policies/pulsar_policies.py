@@ -93,7 +93,7 @@ async def _quota_body(
     return {kind: quota.model_dump(by_alias=True)}
 
 
-async def _quota_names(kind: QuotaKind = QuotaType.SIZE) -> Sequence[str]:
+async def _quota_policy_names(kind: QuotaKind = QuotaType.SIZE) -> Sequence[str]:
     return kind.policy_names
 
 
@@ -115,8 +115,8 @@ _VALUES: Mapping[type[PulsarPolicy], Callable[..., Any]] = {
 """The dependency of a route that reads a wire value, by class of policies."""
 
 
-def _query_number(name: str, description: str) -> Callable[..., Any]:
-    """Return a dependency that reads a number from the query."""
+def _query_number_dependency(name: str, description: str) -> Callable[..., Any]:
+    """Return a route's dependency that reads the whole number `name` from the query."""
 
     async def number(value: int = Query(alias=name, description=description)) -> int:
         return value
@@ -124,13 +124,14 @@ def _query_number(name: str, description: str) -> Callable[..., Any]:
     return number
 
 
-def _meaning(policy: PulsarPolicy) -> str:
-    """Return the meaning of a policy's wire value; the name of the stored policy has the unit."""
+def _policy_description(policy: PulsarPolicy) -> str:
+    """Return the OpenAPI description of a policy's value: the name of the stored policy, which has the unit, and its
+    documentation."""
     return f"`{policy.names[0]}`: {POLICIES[policy.names[0]].doc}"
 
 
-def _answer(policy: PulsarPolicy) -> dict[str, Any]:
-    """Return the options of a route that state its answer."""
+def _answer_options(policy: PulsarPolicy) -> dict[str, Any]:
+    """Return the options of a route that declare the answer with the value of a policy."""
     if isinstance(policy, QuotaPolicy):
         return {"response_model": dict[QuotaType, BacklogQuotaDocument]}
     if isinstance(policy, RetentionPolicy):
@@ -143,8 +144,8 @@ def _answer(policy: PulsarPolicy) -> dict[str, Any]:
     return {"response_model": None, "responses": {200: answer}}
 
 
-def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
-    """Register the routes of a policy in one scope."""
+def _register_routes(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
+    """Register the routes of a policy in the scope `origin`: get, set, remove."""
     endpoints, kind, routes = policy.endpoints[origin], KINDS[origin], _ROUTES[policy.tag]
     path = f"{kind.path}/{endpoints.path}"
     label = endpoints.label or ("" if kind is TOPIC else kind.label)
@@ -153,15 +154,15 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
     body: dict[str, Any] = {}
     value_read = Depends(_VALUES[type(policy)])
     if endpoints.is_query:
-        value_read = Depends(_query_number(endpoints.path, _meaning(policy)))
+        value_read = Depends(_query_number_dependency(endpoints.path, _policy_description(policy)))
     elif isinstance(policy, NumberPolicy):
-        schema = number_body_schema(_meaning(policy), policy.example)
+        schema = number_body_schema(_policy_description(policy), policy.example)
         body = {"openapi_extra": schema, "responses": UNREADABLE}
 
     async def all_names() -> Sequence[str]:
         return policy.names
 
-    names_read = Depends(_quota_names if is_quota else all_names)
+    names_read = Depends(_quota_policy_names if is_quota else all_names)
 
     def get_set(broker: Broker, scope: PolicyScope = kind.dependency) -> Any:
         """Return the value that the scope sets; an empty answer if it sets none."""
@@ -185,7 +186,9 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
         policies.change(broker.environment, scope, {}, names)
 
     operation, reading = f"{label}{policy.operation}", "Map" if is_quota else ""
-    get = routes.get(path + reading, *readers, *needs, operation_id=f"get{operation}{reading}", **_answer(policy))
+    get = routes.get(
+        path + reading, *readers, *needs, operation_id=f"get{operation}{reading}", **_answer_options(policy)
+    )
     get(get_applied if kind is TOPIC else get_set)
     routes.route(endpoints.verb, path, AuthAction.ADMIN, *needs, operation_id=f"set{operation}", **body)(set_value)
     routes.delete(path, AuthAction.ADMIN, *needs, operation_id=f"remove{operation}")(remove)
@@ -193,4 +196,4 @@ def _offer(policy: PulsarPolicy, origin: PolicyOrigin) -> None:
 
 for _policy in PULSAR_POLICIES:
     for _origin in _policy.endpoints:
-        _offer(_policy, _origin)
+        _register_routes(_policy, _origin)

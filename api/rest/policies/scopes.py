@@ -19,10 +19,10 @@ from storage.options.resolution import PolicyOrigin
 
 @dataclass(frozen=True)
 class ScopeKind:
-    """A kind of scope.
+    """A kind of scope of policies: topics, namespaces or the broker.
 
-    `label`: in operation ids. `path`: the start of its routes' paths. `dependency`: the default of a route's parameter
-    that is the scope. `readers`: actions of which a caller needs any for Pulsar's GET.
+    `label`: its name in operation ids. `path`: the start of its routes' paths. `dependency`: the default of a route's
+    parameter that gets the scope. `readers`: the actions of which a caller needs any for Pulsar's GET.
     """
 
     label: str
@@ -31,20 +31,20 @@ class ScopeKind:
     readers: tuple[AuthAction, ...] = (AuthAction.ADMIN,)
 
 
-async def _topic(topic: Topic) -> PolicyScope:
+async def _topic_scope(topic: Topic) -> PolicyScope:
     return PolicyScope(PolicyOrigin.TOPIC, topic=topic)
 
 
-async def _namespace(namespace: Namespace) -> PolicyScope:
+async def _namespace_scope(namespace: Namespace) -> PolicyScope:
     return PolicyScope(PolicyOrigin.NAMESPACE, namespace=namespace)
 
 
-async def _broker() -> PolicyScope:
+async def _broker_scope() -> PolicyScope:
     return PolicyScope(PolicyOrigin.BROKER)
 
 
-TOPIC = ScopeKind("Topic", TOPIC_PATH, Depends(_topic), ANY_USE)
-NAMESPACE = ScopeKind("Namespace", NAMESPACE_PATH, Depends(_namespace))
-BROKER = ScopeKind("Broker", "/brokers", Depends(_broker))
+TOPIC = ScopeKind("Topic", TOPIC_PATH, Depends(_topic_scope), ANY_USE)
+NAMESPACE = ScopeKind("Namespace", NAMESPACE_PATH, Depends(_namespace_scope))
+BROKER = ScopeKind("Broker", "/brokers", Depends(_broker_scope))
 KINDS = {PolicyOrigin.TOPIC: TOPIC, PolicyOrigin.NAMESPACE: NAMESPACE}
 """The kinds that Pulsar's calls have."""

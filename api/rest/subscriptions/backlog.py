@@ -35,8 +35,9 @@ _BUNDLE = NAMESPACE_PATH + "/{bundle}"
 Bundle = Annotated[str, Path(description="Only the topics of this bundle of the namespace.")]
 
 
-class _Operation(NamedTuple):
-    """An operation on one subscription. `method`, `path`: its route, below that of the subscription."""
+class _SubscriptionOperation(NamedTuple):
+    """An operation on one subscription: `run`, and the route that executes it in another service. `path`: below the
+    path of the subscription."""
 
     run: Callable[[Broker, TopicName, str], None]
     waits_for: WaitsFor
@@ -44,8 +45,8 @@ class _Operation(NamedTuple):
     path: str = ""
 
 
-_CLEAR = _Operation(subscriptions.clear_backlog, WaitsFor.STORE, "POST", "/skip_all")
-_DELETE = _Operation(subscriptions.delete, WaitsFor.DATABASE, "DELETE")
+_CLEAR = _SubscriptionOperation(subscriptions.clear_backlog, WaitsFor.STORE, "POST", "/skip_all")
+_DELETE = _SubscriptionOperation(subscriptions.delete, WaitsFor.DATABASE, "DELETE")
 
 
 class AnalyzedBacklog(PulsarAnswer):
@@ -67,7 +68,7 @@ class AnalyzedBacklog(PulsarAnswer):
 
 @router.put(TOPIC_PATH + "/backlogSize", AuthAction.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
 def get_backlog_size_by_message_id(broker: Broker, topic: Topic, position: Annotated[ResetCursorData, Body()]) -> int:
-    """Return the approximate number of bytes at or after a message; of all messages for -1:-1."""
+    """Return the approximate number of bytes of a topic from a message on; of all messages for -1:-1."""
     with reword_errors(partitioned="calculate backlog size is not allowed for partitioned-topic"):
         return subscriptions.backlog_size(broker, topic, position.message_id)
 
@@ -95,19 +96,19 @@ def analyze_subscription_backlog(
         filter_accepted_entries=content.entries,
         filter_accepted_messages=content.messages,
         aborted=content.is_cut_off,
-        first_message_id=_entry_id(content.first_entry),
-        last_message_id=_entry_id(content.last_entry),
+        first_message_id=_entry_id_text(content.first_entry),
+        last_message_id=_entry_id_text(content.last_entry),
     )
 
 
-def _entry_id(entry: tuple[int, int] | None) -> str | None:
+def _entry_id_text(entry: tuple[int, int] | None) -> str | None:
     return None if entry is None else f"{entry[0]}:{entry[1]}"
 
 
 @router.post(NAMESPACE_PATH + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
 async def clear_namespace_backlog(broker: Broker, request: Request, namespace: Namespace) -> None:
     """Acknowledge all messages of all topics of a namespace for each subscription but `__compaction`."""
-    await _for_each(broker, request, _CLEAR, namespace)
+    await _run_on_subscriptions(broker, request, _CLEAR, namespace)
 
 
 @router.post(NAMESPACE_PATH + "/clearBacklog/{subscription}", AuthAction.CONSUME, refuses=(409, 507))
@@ -115,7 +116,7 @@ async def clear_namespace_backlog_for_subscription(
     broker: Broker, request: Request, namespace: Namespace, subscription: Subscription
 ) -> None:
     """Acknowledge all messages of all topics of a namespace for the subscriptions of one name."""
-    await _for_each(broker, request, _CLEAR, namespace, subscription=subscription)
+    await _run_on_subscriptions(broker, request, _CLEAR, namespace, subscription=subscription)
 
 
 @router.post(_BUNDLE + "/clearBacklog", AuthAction.CONSUME, refuses=(409, 507))
@@ -123,7 +124,7 @@ async def clear_namespace_bundle_backlog(
     broker: Broker, request: Request, namespace: Namespace, bundle: Bundle
 ) -> None:
     """Acknowledge all messages of a bundle's topics for each subscription but `__compaction`."""
-    await _for_each(broker, request, _CLEAR, namespace, bundle)
+    await _run_on_subscriptions(broker, request, _CLEAR, namespace, bundle)
 
 
 @router.post(_BUNDLE + "/clearBacklog/{subscription}", AuthAction.CONSUME, refuses=(409, 507))
@@ -131,7 +132,7 @@ async def clear_namespace_bundle_backlog_for_subscription(
     broker: Broker, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:
     """Acknowledge all messages of a bundle's topics for the subscriptions of one name."""
-    await _for_each(broker, request, _CLEAR, namespace, bundle, subscription)
+    await _run_on_subscriptions(broker, request, _CLEAR, namespace, bundle, subscription)
 
 
 @router.post(NAMESPACE_PATH + "/unsubscribe/{subscription}", AuthAction.CONSUME)
@@ -139,7 +140,7 @@ async def unsubscribe_namespace(
     broker: Broker, request: Request, namespace: Namespace, subscription: Subscription
 ) -> None:
     """Delete the subscriptions of one name from all topics of a namespace."""
-    await _for_each(broker, request, _DELETE, namespace, subscription=subscription)
+    await _run_on_subscriptions(broker, request, _DELETE, namespace, subscription=subscription)
 
 
 @router.post(_BUNDLE + "/unsubscribe/{subscription}", AuthAction.CONSUME)
@@ -147,46 +148,51 @@ async def unsubscribe_namespace_bundle(
     broker: Broker, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
 ) -> None:
     """Delete the subscriptions of one name from a bundle's topics."""
-    await _for_each(broker, request, _DELETE, namespace, bundle, subscription)
+    await _run_on_subscriptions(broker, request, _DELETE, namespace, bundle, subscription)
 
 
-async def _for_each(
+async def _run_on_subscriptions(
     broker: Broker,
     request: Request,
-    operation: _Operation,
+    operation: _SubscriptionOperation,
     namespace: str,
     bundle: str | None = None,
     subscription: str | None = None,
 ) -> None:
-    """Execute an operation on the subscriptions of one name, or on all, of each topic; each is a call of its own, with
-    its own deadline.
+    """Execute an operation on the subscriptions of each topic of a namespace, or of one bundle: on those with the name
+    `subscription`, or on all but `__compaction`.
 
-    Raise RestException (412) for `__compaction`: it is a topic's horizon (A4).
+    Each is a call of its own, with its own deadline; the owner of a topic executes it. Raise RestException (412) for
+    the name `__compaction`, a topic's horizon (A4).
     """
     if subscription == COMPACTION_CURSOR:
         raise RestException(
             412, f"{COMPACTION_CURSOR} is the compaction horizon of each topic: delete it topic by topic"
         )
     database = broker.pools[WaitsFor.DATABASE]
-    for record in await database.run(_topics, broker, namespace, bundle):
+    for record in await database.run(_topics_in_bundle, broker, namespace, bundle):
         for name in await database.run(subscriptions.names_without_compaction, broker.environment, record):
             if subscription not in (None, name):
                 continue
             try:
-                await broker.pools[operation.waits_for].run(_if_present, operation.run, broker, record.name, name)
+                await broker.pools[operation.waits_for].run(
+                    _run_unless_missing, operation.run, broker, record.name, name
+                )
             except NotTheOwner as other:
                 path = f"subscription/{encode_path_segment(name)}{operation.path}"
                 await context_of(request).proxy.send_to_owner(request, other, operation.method, path)
 
 
-def _if_present(
+def _run_unless_missing(
     operation: Callable[[Broker, TopicName, str], None], broker: Broker, name: TopicName, subscription: str
 ) -> None:
     with suppress(NotFound):
         operation(broker, name, subscription)
 
 
-def _topics(broker: Broker, namespace: str, bundle: str | None) -> list[TopicRecord]:
+def _topics_in_bundle(broker: Broker, namespace: str, bundle: str | None) -> list[TopicRecord]:
+    """Return the topics of a bundle of a namespace, or of all its bundles. Raise NotFound without the namespace,
+    RestException (412) for an unknown bundle."""
     names.namespace(broker.environment, namespace)
     bundle_filter = None if bundle is None else parse_bundle(bundle)
     records = broker.environment.metadata.topics.in_namespace(namespace)

@@ -49,8 +49,8 @@ def get_subscriptions(broker: Broker, topic: Topic) -> list[str]:
 def create_subscription(
     broker: Broker, topic: Topic, subscription: Subscription, position: PositionBody = None, replicated: bool = False
 ) -> None:
-    """Create a subscription at a position, or at the end of the topic. Messages that it has not acknowledged are not
-    trimmed."""
+    """Create a subscription at a position, or at the end of the topic. The topic keeps the messages that the
+    subscription has not acknowledged."""
     properties = (position.properties if position else None) or {}
     with reword_errors(conflict="Subscription already exists for topic"):
         subscriptions.create(broker, topic, subscription, position_of(position), properties)

@@ -11,7 +11,7 @@ from api.broker.positions import After, CursorPosition
 from api.broker.threads import WaitsFor
 from api.http.access import AuthAction, require_permission
 from api.http.dependencies import broker_of
-from api.http.paths import TOPIC_PATH, decoded
+from api.http.paths import TOPIC_PATH, decode_path_part
 from api.rest.models import INT, LONG, PulsarBody, TextByName
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import EARLIEST, LATEST, MessageId
@@ -21,7 +21,7 @@ CURSOR_PATH = TOPIC_PATH + "/subscription/{subscription}"
 Subscription = Annotated[
     str,
     Path(description="Name of the subscription; __compaction is the compaction cursor."),
-    AfterValidator(decoded),
+    AfterValidator(decode_path_part),
 ]
 
 
@@ -42,8 +42,8 @@ class ResetCursorData(PulsarBody):
 
     @property
     def message_id(self) -> MessageId:
-        """The message id. An entry id of -1: the first entry of the ledger; -1:-1: earliest; the greatest ledger id:
-        latest."""
+        """The message id that the body names. Ledger id -1: earliest; the greatest ledger id: latest; entry id -1: the
+        first entry of the ledger."""
         if self.ledger_id == -1:
             return EARLIEST
         if self.ledger_id == LONG:
@@ -61,8 +61,9 @@ class ResetCursorData(PulsarBody):
 _NAMED = {"earliest": {"ledgerId": -1, "entryId": -1}, "latest": {"ledgerId": LONG, "entryId": LONG}}
 
 
-def _named(value: object) -> object:
-    """Return the message id that a text names. Raise ValueError for another text."""
+def _resolve_named_position(value: object) -> object:
+    """Return the message id for the text `earliest` or `latest`; a value that is no text unchanged. Raise ValueError
+    for another text."""
     if isinstance(value, str) and value not in _NAMED:
         raise ValueError(f"{value[:40]!r} is no place: give a message id, earliest or latest")
     return _NAMED[value] if isinstance(value, str) else value
@@ -70,13 +71,13 @@ def _named(value: object) -> object:
 
 PositionBody = Annotated[
     ResetCursorData | None,
-    BeforeValidator(_named, json_schema_input_type=ResetCursorData | str | None),
+    BeforeValidator(_resolve_named_position, json_schema_input_type=ResetCursorData | str | None),
     Body(description='A message id, "earliest" or "latest".'),
 ]
 
 
 def position_of(body: ResetCursorData | None) -> CursorPosition:
-    """Return the position that the body of a request names; latest without a body."""
+    """Return the position of a subscription that the body of a request names; latest without a body."""
     return LATEST if body is None else body.position
 
 

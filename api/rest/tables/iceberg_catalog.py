@@ -21,10 +21,10 @@ from starlette.responses import JSONResponse, Response
 
 from api.broker import tables
 from api.broker.threads import WaitsFor
-from api.http.access import AuthAction, AuthorizationService, caller_of, permission_check_on
+from api.http.access import AuthAction, AuthorizationService, caller_of, topic_permission_check
 from api.http.dependencies import Broker
 from api.http.openapi import ICEBERG
-from api.http.paths import decoded
+from api.http.paths import decode_path_part
 from api.http.problems import RestException
 from api.http.router import Routes
 from api.reports import redacted_error_text
@@ -57,20 +57,20 @@ Handler = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
 router = Routes(ICEBERG, PREFIX)
 
 
-def _table_name(request: Request) -> TopicName | None:
-    """Return the topic of the table that a path names; None: it names none."""
-    tenant, _, namespace = decoded(request.path_params["levels"]).partition(SEPARATOR)
+def _topic_of_path(request: Request) -> TopicName | None:
+    """Return the topic of the table that a request's path names; None: the name is not that of a topic."""
+    tenant, _, namespace = decode_path_part(request.path_params["levels"]).partition(SEPARATOR)
     try:
-        return TopicName(tenant, namespace, decoded(request.path_params["table"]))
+        return TopicName(tenant, namespace, decode_path_part(request.path_params["table"]))
     except InvalidInput:
         return None
 
 
-_MAY_READ = permission_check_on(_table_name, AuthAction.CONSUME)
+_MAY_READ = topic_permission_check(_topic_of_path, AuthAction.CONSUME)
 
 
-class _Missing(RestException):
-    """A namespace or table does not exist. `kind`: Iceberg's name of the error."""
+class _NoSuchObject(RestException):
+    """The error (404) for a namespace or table that does not exist. `kind`: Iceberg's name of the error."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(404, f"{what} does not exist")
@@ -79,44 +79,48 @@ class _Missing(RestException):
 
 @router.get("/config", AuthAction.ANYONE, operation_id="getIcebergConfig")
 async def get_config() -> dict[str, Any]:
-    """Return the calls of the catalog."""
+    """Return the configuration of the catalog: the calls that it offers."""
     return {"defaults": {}, "overrides": {}, "endpoints": _ENDPOINTS}
 
 
 @router.get("/namespaces", AuthAction.ANYONE, operation_id="listIcebergNamespaces")
 def list_namespaces(broker: Broker, request: Request, parent: str = "") -> dict[str, Any]:
-    """Return the tenants with tables, or with `parent` the namespaces of a tenant."""
+    """Return the tenants with tables, or the namespaces with tables of the tenant `parent`."""
     if not parent:
-        return {"namespaces": [[tenant] for tenant in sorted({name.tenant for name in _visible(broker, request, [])})]}
-    inner = {name.namespace for name in _visible(broker, request, [parent])}
+        return {
+            "namespaces": [
+                [tenant] for tenant in sorted({name.tenant for name in _visible_topics(broker, request, [])})
+            ]
+        }
+    inner = {name.namespace for name in _visible_topics(broker, request, [parent])}
     if not inner:
-        raise _no_namespace([parent])
+        raise _no_namespace_error([parent])
     return {"namespaces": [[parent, namespace] for namespace in sorted(inner)]}
 
 
 @router.get(_NAMESPACE, AuthAction.ANYONE, refuses=(404,), operation_id="getIcebergNamespace")
 def get_namespace(broker: Broker, request: Request, levels: str) -> dict[str, Any]:
-    """Return a tenant or namespace with tables."""
-    path = decoded(levels).split(SEPARATOR)
-    _check_namespace(broker, request, path)
+    """Return the name of a tenant or namespace with tables; 404 if it has none."""
+    path = decode_path_part(levels).split(SEPARATOR)
+    _check_namespace_exists(broker, request, path)
     return {"namespace": path, "properties": {}}
 
 
 @router.route("HEAD", _NAMESPACE, AuthAction.ANYONE, refuses=(404,), operation_id="headIcebergNamespace")
 def head_namespace(broker: Broker, request: Request, levels: str) -> None:
     """Check that a tenant or namespace with tables exists; 404 if it does not."""
-    _check_namespace(broker, request, decoded(levels).split(SEPARATOR))
+    _check_namespace_exists(broker, request, decode_path_part(levels).split(SEPARATOR))
 
 
 @router.get(_NAMESPACE + "/tables", AuthAction.ANYONE, refuses=(404,), operation_id="listIcebergTables")
 def list_tables(
     broker: Broker, request: Request, levels: str, page_token: PageToken = None, page_size: PageSize = PAGE
 ) -> dict[str, Any]:
-    """Return the tables of a namespace, with `pageToken` (empty: the first) a page of them; a tenant alone has none."""
-    path = decoded(levels).split(SEPARATOR)
+    """Return the names of the tables of a namespace, all or, with `pageToken`, a page. A tenant alone has none."""
+    path = decode_path_part(levels).split(SEPARATOR)
     if not page_token:
-        _check_namespace(broker, request, path)
-    visible = _visible(broker, request, path, page_token or "") if len(path) == 2 else iter(())
+        _check_namespace_exists(broker, request, path)
+    visible = _visible_topics(broker, request, path, page_token or "") if len(path) == 2 else iter(())
     count = min(page_size, PAGE)
     names = list(visible if page_token is None else islice(visible, count))
     answer: dict[str, Any] = {"identifiers": [{"namespace": path, "name": name.topic} for name in names]}
@@ -127,8 +131,8 @@ def list_tables(
 
 @router.get(_TABLE, _MAY_READ, refuses=(404,), waits_for=WaitsFor.STORE, operation_id="loadIcebergTable")
 def load_table(broker: Broker, request: Request) -> dict[str, Any]:
-    """Return the metadata of a table."""
-    table = _table_of(broker, request)
+    """Return the location and the metadata of a table; 404 if it does not exist."""
+    table = _table_of_path(broker, request)
     document = dict(table.metadata.document)
     if not table.is_current:
         error = redacted_error_text(table.error, wording=None) or ""
@@ -139,19 +143,21 @@ def load_table(broker: Broker, request: Request) -> dict[str, Any]:
 
 @router.route("HEAD", _TABLE, _MAY_READ, refuses=(404,), waits_for=WaitsFor.STORE, operation_id="headIcebergTable")
 def head_table(broker: Broker, request: Request) -> None:
-    """Return whether there is a table."""
-    _table_of(broker, request)
+    """Check that a table exists; 404 if it does not."""
+    _table_of_path(broker, request)
 
 
-def _table_of(broker: Broker, request: Request) -> tables.TopicTable:
-    name = _table_name(request)
+def _table_of_path(broker: Broker, request: Request) -> tables.TopicTable:
+    """Return the table that a request's path names. Raise an error (404) if it does not exist."""
+    name = _topic_of_path(request)
     if name is None:
-        raise _Missing(NO_TABLE, "a table of that name")
+        raise _NoSuchObject(NO_TABLE, "a table of that name")
     return tables.table_of(broker.environment, name)
 
 
-def _visible(broker: Broker, request: Request, path: Sequence[str], after: str = "") -> Iterator[TopicName]:
-    """Yield the topics of a tenant or namespace with tables that the caller may consume, in the database's order."""
+def _visible_topics(broker: Broker, request: Request, path: Sequence[str], after: str = "") -> Iterator[TopicName]:
+    """Yield the topics with tables that the caller may consume, in the database's order. `path`: only those of this
+    tenant, or tenant and namespace; `after`: only those after this name."""
     access = cast(AuthorizationService, request.app.state.access)
     may = access.topic_filter(caller_of(request), (AuthAction.CONSUME,))
     while page := broker.environment.metadata.topics.with_iceberg_tables(path, after, PAGE):
@@ -161,28 +167,31 @@ def _visible(broker: Broker, request: Request, path: Sequence[str], after: str =
         after = str(page[-1])
 
 
-def _check_namespace(broker: Broker, request: Request, path: Sequence[str]) -> None:
-    """Raise _Missing unless a table is in the namespace, or in one of the tenant."""
-    if next(_visible(broker, request, path), None) is None:
-        raise _no_namespace(path)
+def _check_namespace_exists(broker: Broker, request: Request, path: Sequence[str]) -> None:
+    """Raise _NoSuchObject (404) unless the caller may consume a topic with a table in the tenant or namespace."""
+    if next(_visible_topics(broker, request, path), None) is None:
+        raise _no_namespace_error(path)
 
 
-def _no_namespace(path: Sequence[str]) -> _Missing:
-    return _Missing(NO_NAMESPACE, f"the namespace {'.'.join(path)}")
+def _no_namespace_error(path: Sequence[str]) -> _NoSuchObject:
+    return _NoSuchObject(NO_NAMESPACE, f"the namespace {'.'.join(path)}")
 
 
-def install_catalog_errors(app: FastAPI) -> None:
-    """Answer errors of the catalog's paths with Iceberg's body. Needs the handlers of errors that answer JSON."""
+def install_catalog_error_handlers(app: FastAPI) -> None:
+    """Wrap the error handlers of `app`, which must be registered, so that errors of the catalog's paths have Iceberg's
+    body."""
     for kind in (RequestValidationError, HTTPException, CompactorError, Exception):
-        app.add_exception_handler(kind, _as_iceberg(cast(Handler, app.exception_handlers[kind])))
+        app.add_exception_handler(kind, _with_iceberg_body(cast(Handler, app.exception_handlers[kind])))
 
 
-def _as_iceberg(handler: Handler) -> Handler:
+def _with_iceberg_body(handler: Handler) -> Handler:
+    """Return an error handler that gives the answers of `handler` Iceberg's body on the catalog's paths."""
+
     async def answered(request: Request, error: Exception) -> Response:
         answer = await handler(request, error)
         if not request.url.path.startswith(PREFIX) or not isinstance(answer, JSONResponse):
             return answer
-        kind = error.kind if isinstance(error, _Missing) else _TYPES.get(answer.status_code, type(error).__name__)
+        kind = error.kind if isinstance(error, _NoSuchObject) else _TYPES.get(answer.status_code, type(error).__name__)
         reason = json.loads(bytes(answer.body)).get("reason", "")
         body = {"error": {"message": reason, "type": kind, "code": answer.status_code}}
         headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}

@@ -11,7 +11,7 @@ import zlib
 from itertools import pairwise
 from typing import Any
 
-from api.http.paths import decoded
+from api.http.paths import decode_path_part
 from api.http.problems import RestException
 from storage.model import TopicName
 
@@ -24,14 +24,14 @@ _STARTS = tuple(int(boundary, 16) for boundary in _BOUNDARIES[:-1])
 
 
 def bundle_of(topic: TopicName) -> str:
-    """Return the name of the bundle of a topic."""
+    """Return the name of the bundle that a topic falls into: a range of hashes, `0x40000000_0x80000000`."""
     number = zlib.crc32(str(topic).encode())
     return RANGES[max(at for at, start in enumerate(_STARTS) if start <= number)]
 
 
 def parse_bundle(bundle: str) -> str:
     """Return the decoded name of a bundle in a path. Raise RestException (412) for a name that no namespace has."""
-    name = decoded(bundle)
+    name = decode_path_part(bundle)
     if name not in RANGES:
         raise RestException(412, f"Invalid bundle range: {name}: a namespace has {', '.join(RANGES)}")
     return name

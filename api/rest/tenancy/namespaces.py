@@ -84,7 +84,7 @@ def create_namespace(
         reason = f"the namespace is not made: {', '.join(map(repr, unset))[:_SHOWN]} cannot be set here; leave it out"
         advice = ", and grant permissions by POST …/permissions/{role} when it is made" if _PERMISSIONS in unset else ""
         raise RestException(412, reason + advice)
-    initial = _initial_policies(document)
+    initial = _parse_initial_policies(document)
     cluster = broker.settings.cluster_name
     if set(initial.replication_clusters) - {cluster}:
         raise RestException(412, f"Invalid cluster id: there is one cluster, {cluster}")
@@ -137,8 +137,8 @@ def unload_namespace_bundle(broker: Broker, namespace: Namespace, bundle: str) -
     tenants.unload_namespace(broker, namespace, lambda name: bundle_of(name) == range_name)
 
 
-def _initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:
-    """Return the policies of a document. Raise RestException (400)."""
+def _parse_initial_policies(document: Mapping[str, Any]) -> _InitialPolicies:
+    """Return the policies of a new namespace from Pulsar's document. Raise RestException (400) for an invalid value."""
     try:
         return _InitialPolicies.model_validate(
             {name: document[name] for name in _InitialPolicies.model_fields if name in document}

@@ -16,7 +16,7 @@ from fastapi import Body, Path
 from api.broker import names, tenants
 from api.http.access import GRANTABLE, AuthAction
 from api.http.dependencies import Broker
-from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
+from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decode_path_part
 from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
 from api.rest.policies.namespace_policies import pulsar_permissions
@@ -42,7 +42,7 @@ def get_namespace_permissions(broker: Broker, namespace: Namespace, all: bool = 
 def grant_namespace_permission(broker: Broker, namespace: Namespace, role: Role, actions: Actions) -> None:
     """Set the actions that a role may do in the namespace. They replace earlier ones."""
     with reword_errors("Namespace does not exist"):
-        _grant(broker, namespace, role, actions)
+        _replace_granted_actions(broker, namespace, role, actions)
 
 
 @router.delete(NAMESPACE_PATH + "/permissions/{role}", AuthAction.ADMIN)
@@ -65,7 +65,7 @@ def grant_topic_permission(broker: Broker, topic: Topic, role: Role, actions: Ac
     """Set the actions that a role may do with the topic, besides those that its namespace grants. They replace earlier
     ones."""
     with reword_errors(f"Topic {topic} not found"):
-        _grant(broker, str(topic), role, actions)
+        _replace_granted_actions(broker, str(topic), role, actions)
 
 
 @router.delete(TOPIC_PATH + "/permissions/{role}", AuthAction.ADMIN)
@@ -90,7 +90,7 @@ def grant_tenant_permission(broker: Broker, tenant: Tenant, role: Role, actions:
     """Set the actions that a role may do in all namespaces of the tenant. They replace earlier ones. Pulsar has no such
     call."""
     with reword_errors(NO_TENANT):
-        _grant(broker, tenant, role, actions)
+        _replace_granted_actions(broker, tenant, role, actions)
 
 
 @router.delete("/tenants/{tenant}/permissions/{role}", AuthAction.ADMIN, refuses=(404,))
@@ -101,19 +101,20 @@ def revoke_tenant_permission(broker: Broker, tenant: Tenant, role: Role) -> None
 
 
 def parse_role(role: str) -> str:
-    """Return the decoded role of a path. Raise RestException (412) for a role that no token can name."""
-    name = decoded(role)
+    """Decode the role in a path, and return it. Raise RestException (412) for a role that no token can name."""
+    name = decode_path_part(role)
     if not name.isprintable() or len(name.encode()) > MAX_ROLE_BYTES:
         raise RestException(412, f"A role is text that can be printed, of {MAX_ROLE_BYTES} bytes at most")
     return name
 
 
-def _grant(broker: Broker, place: str, role: str, actions: Sequence[str]) -> None:
-    """Grant a role exactly these actions in a tenant, a namespace or a topic.
+def _replace_granted_actions(broker: Broker, resource: str, role: str, actions: Sequence[str]) -> None:
+    """Set the actions that a role may do in `resource`, the name of a tenant, namespace or topic. They replace earlier
+    ones.
 
     Raise NotFound, RestException: 400 for a word that is no action, 412 for a role that no token can name.
     """
     unknown = sorted(set(actions) - set(GRANTABLE))
     if unknown:
         raise RestException(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")
-    broker.environment.metadata.tenancy.set_permissions(place, parse_role(role), sorted(set(actions)))
+    broker.environment.metadata.tenancy.set_permissions(resource, parse_role(role), sorted(set(actions)))

@@ -45,7 +45,7 @@ class TenantInfo(PulsarBody):
 
 
 class ClusterInfo(PulsarAnswer, extra="forbid"):
-    """The URLs of a cluster in Pulsar's fields; no other field of a broker applies here."""
+    """The URLs of the cluster, with the names of Pulsar's fields."""
 
     service_url: str
     broker_service_url: str
@@ -56,7 +56,7 @@ class ClusterInfo(PulsarAnswer, extra="forbid"):
 
 @router.get("/clusters", AuthAction.SUPERUSER)
 def list_clusters(broker: Broker) -> list[str]:
-    """Return the name of the one cluster, in a list."""
+    """Return the names of the clusters: there is one."""
     return [broker.settings.cluster_name]
 
 
@@ -95,8 +95,8 @@ def get_tenant(broker: Broker, tenant: Tenant) -> TenantInfo:
 
 @router.put("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(409,))
 def create_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> None:
-    """Create a tenant."""
-    roles, clusters = _checked(broker, info)
+    """Create a tenant with its administrators and clusters."""
+    roles, clusters = _valid_roles_and_clusters(broker, info)
     with reword_errors(conflict="Tenant already exist"):
         broker.environment.metadata.tenancy.create_tenant(tenant, roles, clusters)
 
@@ -104,7 +104,7 @@ def create_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo | N
 @router.post("/tenants/{tenant}", AuthAction.SUPERUSER, refuses=(404,))
 def update_tenant(broker: Broker, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
     """Replace a tenant's administrators and clusters."""
-    roles, clusters = _checked(broker, info)
+    roles, clusters = _valid_roles_and_clusters(broker, info)
     with reword_errors(NO_TENANT):
         broker.environment.metadata.tenancy.update_tenant(tenant, roles, clusters)
 
@@ -118,8 +118,9 @@ def delete_tenant(broker: Broker, tenant: Tenant, force: bool = False) -> None:
         broker.environment.metadata.tenancy.delete_tenant(tenant)
 
 
-def _checked(broker: Broker, info: TenantInfo | None) -> tuple[list[str], list[str]]:
-    """Return roles and clusters. Raise RestException (412) in the words of a broker."""
+def _valid_roles_and_clusters(broker: Broker, info: TenantInfo | None) -> tuple[list[str], list[str]]:
+    """Return the administrator roles and the clusters of a tenant's document, sorted. Raise RestException (412) for
+    invalid ones, in the words of a broker."""
     roles = (info.admin_roles if info else None) or []
     clusters: list[Any] = (info.allowed_clusters if info else None) or []
     if any(not role or role != role.strip() for role in roles):

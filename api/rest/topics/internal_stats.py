@@ -38,22 +38,22 @@ def get_internal_stats(broker: Broker, topic: Topic) -> TopicInternalStats:
     TOPIC_PATH + "/partitioned-internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True
 )
 def get_partitioned_internal_stats(broker: Broker, topic: Topic) -> PartitionedTopicInternalStats:
-    """Return the ledgers and cursors of each partition."""
+    """Return the ledgers and cursors of each partition of a partitioned topic."""
     whole = partitioned_topic(broker, topic)
     return PartitionedTopicInternalStats(
         metadata=PartitionedMetadata(partitions=whole.partitions),
-        partitions={name: internal_stats(snapshot) for name, snapshot in _partitions(broker, whole).items()},
+        partitions={name: internal_stats(snapshot) for name, snapshot in _partition_snapshots(broker, whole).items()},
     )
 
 
 @router.get(TOPIC_PATH + "/internal-info", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_info(broker: Broker, topic: Topic) -> TopicInternalInfo:
-    """Return the metadata of a topic, or of each partition of a partitioned topic."""
+    """Return the stored metadata of the ledgers and cursors of a topic, or of each partition of a partitioned topic."""
     whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
         return internal_info(topic_snapshot(broker, topic, with_ledgers=True))
     return TopicInternalInfo(
-        partitions={name: internal_info(snapshot) for name, snapshot in _partitions(broker, whole).items()}
+        partitions={name: internal_info(snapshot) for name, snapshot in _partition_snapshots(broker, whole).items()}
     )
 
 
@@ -75,7 +75,7 @@ def internal_stats(snapshot: StatsSnapshot) -> TopicInternalStats:
         ledgers=[
             LedgerInfo(ledger_id=extent.ledger_id, entries=extent.entries, size=extent.size) for extent in extents
         ],
-        cursors={cursor.record.name: _cursor(snapshot, cursor) for cursor in stats.cursors},
+        cursors={cursor.record.name: _cursor_stats(snapshot, cursor) for cursor in stats.cursors},
         properties=dict(stats.properties),
         compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
         if compacted is None
@@ -84,7 +84,8 @@ def internal_stats(snapshot: StatsSnapshot) -> TopicInternalStats:
 
 
 def internal_info(snapshot: StatsSnapshot) -> TopicInternalInfo:
-    """Return the metadata of one topic from its snapshot, which must have been read `with_ledgers`."""
+    """Return the metadata of ledgers and cursors of one topic from its snapshot, which must have been read
+    `with_ledgers`."""
     topic, extents = snapshot.stats.topic, snapshot.extents
     created = pulsar_time(topic.created_at)
     changed = pulsar_time(max([topic.created_at, *(extent.created_at for extent in extents)]))
@@ -106,14 +107,14 @@ def internal_info(snapshot: StatsSnapshot) -> TopicInternalInfo:
                 creation_date=created,
                 modification_date=changed,
                 mark_delete=PositionInfo(**snapshot.mark_delete_entry(cursor)._asdict()),
-                properties=_numbers(cursor.record) or None,
+                properties=_numeric_properties(cursor.record) or None,
             )
             for cursor in snapshot.stats.cursors
         },
     )
 
 
-def _cursor(snapshot: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
+def _cursor_stats(snapshot: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
     mark = snapshot.mark_delete_entry(cursor)
     return CursorStats(
         mark_delete_position=str(mark),
@@ -122,17 +123,19 @@ def _cursor(snapshot: StatsSnapshot, cursor: CursorStatsRecord) -> CursorStats:
         last_ledger_switch_timestamp=pulsar_time(snapshot.stats.topic.created_at),
         number_of_entries_since_first_not_acked_message=snapshot.messages_since_first_unacknowledged(cursor),
         total_non_contiguous_deleted_messages_range=cursor.ranges,
-        properties=_numbers(cursor.record),
+        properties=_numeric_properties(cursor.record),
     )
 
 
-def _numbers(record: CursorRecord) -> dict[str, int]:
-    """Return the properties that Pulsar has as numbers: its clients read no others here."""
+def _numeric_properties(record: CursorRecord) -> dict[str, int]:
+    """Return the cursor's properties that are numbers, as Pulsar's clients read no others: of `__compaction` the id of
+    the compacted ledger."""
     value = record.properties.get(COMPACTED_LEDGER_PROPERTY) if record.name == COMPACTION_CURSOR else None
     return {} if value is None else {COMPACTED_LEDGER_PROPERTY: int(value)}
 
 
-def _partitions(broker: Broker, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
+def _partition_snapshots(broker: Broker, whole: PartitionedTopic) -> dict[str, StatsSnapshot]:
+    """Return the snapshots of the partitions that exist, by full name."""
     partitions = names.partition_names(whole)
     snapshots = {str(name): stats_snapshot(broker.environment, name, with_ledgers=True) for name in partitions}
     return {name: snapshot for name, snapshot in snapshots.items() if snapshot is not None}

@@ -20,7 +20,7 @@ from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reword_errors
 from api.http.query_parameters import AUTHORITATIVE, KNOWN_QUERY
 from api.http.router import Routes
-from api.rest.brokers.unsupported_features import check_no_shadow
+from api.rest.brokers.unsupported_features import check_not_shadow_topic
 from api.rest.models import StrictBody, TextByName
 from api.rest.tenancy.bundles import bundle_of, parse_bundle
 
@@ -32,7 +32,7 @@ Properties = Annotated[TextByName | None, Body(description="Properties of the to
 
 
 class ReleaseLeaseRequest(StrictBody):
-    """Options of a release. `force`: also the lease of an owner that is known to be alive."""
+    """Options of the release of a lease. `force`: release also the lease of an owner that is known to be alive."""
 
     force: bool = False
     dry_run: bool = Field(default=True, description="Say who owns it, and change nothing.")
@@ -62,7 +62,7 @@ def list_topics(
 @router.put(TOPIC_PATH, AuthAction.ADMIN, refuses=(409,))
 def create_topic(broker: Broker, topic: Topic, properties: Properties = None) -> None:
     """Create a topic without partitions."""
-    check_no_shadow(properties or {})
+    check_not_shadow_topic(properties or {})
     with reword_errors(NO_NAMESPACE, EXISTS):
         topics.create(broker.environment, topic, properties or {})
 
@@ -102,7 +102,7 @@ def update_topic_properties(
     topic: Topic,
     properties: Annotated[TextByName, Body(description="Those to add or replace.")],
 ) -> None:
-    """Add or replace properties; those that are not named stay."""
+    """Add or replace properties of a topic; its other properties stay."""
     topics.set_properties(broker.environment, topic, properties)
 
 
@@ -112,14 +112,14 @@ def remove_topic_property(
     topic: Topic,
     key: Annotated[str, Query(description="The property to remove; none of that name is no error.")],
 ) -> None:
-    """Remove one property."""
+    """Remove one property of a topic."""
     topics.set_properties(broker.environment, topic, {}, [key])
 
 
 @router.put(TOPIC_PATH + "/unload", AuthAction.ADMIN)
 def unload_topic(broker: Broker, topic: Topic) -> None:
-    """Release the writer's lease, and let clients look the topic up again. A compaction continues, and its status
-    stays (S7)."""
+    """Release the writer's lease of a topic, and let clients look the topic up again. A compaction continues, and its
+    status stays (S7)."""
     topics.unload(broker, topic)
 
 

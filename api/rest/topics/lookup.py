@@ -30,14 +30,14 @@ BINARY_PORT = 6650
 
 
 class ServiceUrls(NamedTuple):
-    """URLs of a service: of HTTP, and of Pulsar's protocol."""
+    """The URLs of a service: `http` for HTTP, and `broker_service` for Pulsar's protocol."""
 
     http: str
     broker_service: str
 
 
 class LookupData(PulsarAnswer):
-    """URLs of the service that serves a topic."""
+    """The URLs of the service that serves a topic."""
 
     broker_url: str
     http_url: str
@@ -47,7 +47,7 @@ class LookupData(PulsarAnswer):
 
 @router.get("/topic/persistent/{tenant}/{namespace}/{topic}", *ANY_USE)
 def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
-    """Return the service that owns the topic, or else this one."""
+    """Return the URLs of the service that owns a topic; without an owner, those of this service."""
     owner: ServiceRecord | None = None
     with reword_errors("Namespace not found"), suppress(NoLogOwner, WriterElsewhere):
         # Without an owner, this service answers REST for the topic, which need not exist.
@@ -66,14 +66,14 @@ def lookup_topic(broker: Broker, request: Request, topic: Topic) -> LookupData:
     responses={200: {"content": {"text/plain": {}}}},
 )
 def lookup_bundle(broker: Broker, topic: Topic) -> Response:
-    """Return the bundle of a topic: one of the four ranges of its namespace."""
+    """Return the bundle of a topic as text: one of the four ranges of hashes of its namespace."""
     with reword_errors("Namespace not found"):
         names.namespace(broker.environment, names.namespace_of(topic))
     return Response(bundle_of(topic), media_type="text/plain")
 
 
 def service_urls(broker: Broker, request: Request, owner: ServiceRecord | None = None) -> ServiceUrls:
-    """Return the URLs of the service `owner`; None: of this service."""
+    """Return the URLs of the service `owner`; without `owner`, those of this service."""
     settings = broker.settings
     own_url = settings.url if settings.advertised_url else str(request.base_url)
     http = (own_url if owner is None else owner.url).rstrip("/")

@@ -24,13 +24,13 @@ ONLY_PERSISTENT = "Only persistent topics can be stored and compacted: use persi
 )
 @router.get("/non-persistent/{tenant}/{namespace}", *ANY_USE)
 def list_non_persistent_topics(broker: Broker, namespace: Namespace) -> list[str]:
-    """Return an empty list."""
+    """Return the non-persistent topics of a namespace: none."""
     names.namespace(broker.environment, namespace)
     return []
 
 
 def refuse_non_persistent(rest: str) -> Response:
-    """Raise RestException (412)."""
+    """Refuse a call for a non-persistent topic (412)."""
     raise RestException(412, ONLY_PERSISTENT)
 
 

@@ -17,7 +17,15 @@ from api.http.dependencies import Broker
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import RestException, reword_errors
 from api.http.router import Routes
-from api.rest.models import UNREADABLE, MissingBody, PulsarBody, parse_int32, parsed_json, read_body, unreadable_body
+from api.rest.models import (
+    UNREADABLE,
+    MissingBody,
+    PulsarBody,
+    parse_int32,
+    parse_json_body,
+    read_body,
+    unreadable_body_error,
+)
 from api.rest.topics.lifecycle import EXISTS, NO_NAMESPACE
 from storage.errors import InvalidInput
 from storage.metadata.partitions import MAX_PARTITIONS
@@ -35,7 +43,8 @@ class PartitionedTopicMetadata(BaseModel):
 
 
 class _PartitionsBody(PulsarBody):
-    """The other form of the body, `application/vnd.partitioned-topic-metadata+json`."""
+    """The number of partitions and the properties of a partitioned topic, the body
+    `application/vnd.partitioned-topic-metadata+json`."""
 
     partitions: int
     properties: dict[str, str] | None = None
@@ -56,14 +65,14 @@ _BODY: dict[str, Any] = {
 }
 
 
-def _parse(body: bytes) -> _PartitionsBody:
-    """Return the body from either form. Raise UnreadableBody."""
-    value = parsed_json(body)
+def _parse_partitions_body(body: bytes) -> _PartitionsBody:
+    """Return the number of partitions, and the properties, in a body: a number, or an object. Raise UnreadableBody."""
+    value = parse_json_body(body)
     if isinstance(value, dict):
         try:
             return _PartitionsBody.model_validate(value)
         except ValidationError as error:
-            raise unreadable_body(
+            raise unreadable_body_error(
                 "Cannot deserialize value of type `org.apache.pulsar.common.partition.PartitionedTopicMetadata` "
                 f"({error.error_count()} errors)"
             ) from error
@@ -72,11 +81,11 @@ def _parse(body: bytes) -> _PartitionsBody:
     return _PartitionsBody(partitions=parse_int32(body))
 
 
-async def _parsed_body(request: Request) -> _PartitionsBody:
-    return await read_body(request, _parse)
+async def _partitions_body(request: Request) -> _PartitionsBody:
+    return await read_body(request, _parse_partitions_body)
 
 
-Body = Annotated[_PartitionsBody, Depends(_parsed_body)]
+Body = Annotated[_PartitionsBody, Depends(_partitions_body)]
 
 
 @router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
@@ -88,7 +97,7 @@ def list_partitioned_topics(broker: Broker, namespace: Namespace) -> list[str]:
 @router.put(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
 def create_partitioned_topic(broker: Broker, topic: Topic, body: Body) -> None:
     """Create a partitioned topic with its partitions."""
-    _check_number(topic, body.partitions)
+    _check_partition_count(topic, body.partitions)
     if topic.partition >= 0:
         raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
     with reword_errors(NO_NAMESPACE, EXISTS):
@@ -104,9 +113,9 @@ def update_partitioned_topic(
     body: Body,
     force: bool = False,
 ) -> None:
-    """Add partitions, up to the number in the body; they get the policies of the others. Partitions cannot be
-    removed."""
-    _check_number(topic, body.partitions)
+    """Increase the number of partitions of a topic to that in the body; new ones get the policies of the others.
+    Partitions cannot be removed."""
+    _check_partition_count(topic, body.partitions)
     partitions.grow(broker.environment, topic, body.partitions)
 
 
@@ -155,19 +164,19 @@ async def delete_partitioned_topic(request: Request, broker: Broker, topic: Topi
 
 
 async def _check_no_clients(request: Request, broker: Broker, other: NotTheOwner) -> None:
-    """Raise ClientsConnected if clients of a partition are connected to its service."""
+    """Ask the service that owns a partition for its clients. Raise ClientsConnected if there are any."""
     content = await context_of(request).proxy.send_to_owner(request, other, "GET", "stats")
     if await broker.pools[WaitsFor.PARSING].run(_has_clients, content):
         raise ClientsConnected(other.topic.name)
 
 
 def _has_clients(stats: bytes) -> bool:
-    """Return whether the statistics of a topic, JSON, show a producer or a consumer; b"": it was deleted."""
+    """Return whether the statistics of a topic, as JSON, show a producer or a consumer. Empty: it was deleted."""
     topic = json.loads(stats or b"{}")
     return bool(topic.get("publishers") or any(item["consumers"] for item in topic.get("subscriptions", {}).values()))
 
 
-def _check_number(topic: TopicName, partitions: int) -> None:
+def _check_partition_count(topic: TopicName, partitions: int) -> None:
     """Raise RestException (406) for a number of partitions that no topic can have, in the words of a broker.
 
     They name no topic; `compactor-admin` shows the cause.

@@ -48,7 +48,7 @@ class GetAllVersionsSchemaResponse(PulsarAnswer):
 
 
 class SchemaMetadataEntry(PulsarAnswer):
-    """One version. A broker keeps it in an entry of a ledger; here there is none."""
+    """One version of a schema. The ids of ledger and entry, where a broker stores it, are -1."""
 
     ledger_id: int = -1
     entry_id: int = -1
@@ -63,13 +63,13 @@ class SchemaMetadata(PulsarAnswer):
 
 
 class LongSchemaVersion(PulsarAnswer):
-    """A version."""
+    """The number of a version of a schema."""
 
     version: int
 
 
 class PostSchemaResponse(PulsarAnswer):
-    """The version that holds a schema which was posted."""
+    """The version under which a posted schema is stored."""
 
     version: LongSchemaVersion
 
@@ -82,7 +82,7 @@ class IsCompatibilityResponse(PulsarAnswer):
 
 
 class PostSchemaPayload(PulsarBody):
-    """A schema. `schema`: its definition, for AVRO and JSON an Avro definition."""
+    """A schema to post or to check. `schema`: its definition, for AVRO and JSON an Avro definition."""
 
     type: str
     definition: str = Field("", alias="schema")
@@ -90,8 +90,8 @@ class PostSchemaPayload(PulsarBody):
 
     @property
     def record(self) -> SchemaRecord:
-        """The schema, not yet stored. Raises RestException (400) for an unknown type or a definition that cannot be
-        read."""
+        """The posted schema as a record that is not yet stored. Raise RestException (400) for an unknown type or a
+        definition that cannot be read."""
         try:
             kind = SchemaType[self.type]
         except KeyError:
@@ -99,7 +99,7 @@ class PostSchemaPayload(PulsarBody):
             raise RestException(400, f"there is no schema type {self.type[:40]!r}: it is one of {names}") from None
         data = self.definition.encode()
         if kind is SchemaType.KEY_VALUE:
-            data = _pair_data(data)
+            data = _stored_key_value_definition(data)
         return SchemaRecord(-1, kind, "", data, self.properties or {})
 
 
@@ -109,27 +109,27 @@ Payload = Annotated[PostSchemaPayload, Body()]
 @router.get(PATH + "/schema", *ANY_USE)
 def get_schema(broker: Broker, topic: Topic) -> GetSchemaResponse:
     """Return the newest version of a topic's schema; 404 if it has none."""
-    return _response(_present(topic, broker.schemas.find(topic)))
+    return _schema_response(_require_stored(topic, broker.schemas.find(topic)))
 
 
 @router.get(PATH + "/schema/{version}", *ANY_USE)
 def get_schema_version(broker: Broker, topic: Topic, version: Version) -> GetSchemaResponse:
     """Return one version of a topic's schema; 404 if it does not exist."""
-    return _response(_present(topic, broker.schemas.find(topic, version)))
+    return _schema_response(_require_stored(topic, broker.schemas.find(topic, version)))
 
 
 @router.get(PATH + "/schemas", *ANY_USE)
 def get_schemas(broker: Broker, topic: Topic) -> GetAllVersionsSchemaResponse:
     """Return all versions of a topic's schema, oldest first; 404 if it has none."""
-    versions = _present(topic, broker.schemas.versions(topic) or None)
-    return GetAllVersionsSchemaResponse(get_schema_responses=[_response(item) for item in versions])
+    versions = _require_stored(topic, broker.schemas.versions(topic) or None)
+    return GetAllVersionsSchemaResponse(get_schema_responses=[_schema_response(item) for item in versions])
 
 
 @router.get(PATH + "/metadata", *ANY_USE)
 def get_schema_metadata(broker: Broker, topic: Topic) -> SchemaMetadata:
     """Return the versions of a topic's schema, without their definitions, oldest first; 404 if it has none."""
     entries = [SchemaMetadataEntry(version=item.version) for item in broker.schemas.outlines(topic)]
-    return SchemaMetadata(info=_present(topic, entries or None)[-1], index=entries)
+    return SchemaMetadata(info=_require_stored(topic, entries or None)[-1], index=entries)
 
 
 @router.post(PATH + "/schema", AuthAction.PRODUCE, refuses=(409,), waits_for=WaitsFor.SCHEMAS)
@@ -148,7 +148,7 @@ def post_schema(broker: Broker, topic: Topic, schema: Payload) -> PostSchemaResp
 def delete_schema(broker: Broker, topic: Topic, force: bool = False) -> LongSchemaVersion:
     """Delete all versions of a topic's schema, and return the newest. `force` changes nothing, because nothing depends
     on them."""
-    return LongSchemaVersion(version=_present(topic, broker.environment.metadata.schemas.delete(topic)))
+    return LongSchemaVersion(version=_require_stored(topic, broker.environment.metadata.schemas.delete(topic)))
 
 
 @router.post(PATH + "/compatibility", *ANY_USE, waits_for=WaitsFor.SCHEMAS)
@@ -167,29 +167,30 @@ def check_schema(broker: Broker, topic: Topic, schema: Payload) -> IsCompatibili
 @router.post(PATH + "/version", *ANY_USE, refuses=(404,))
 def get_version_of_schema(broker: Broker, topic: Topic, schema: Payload) -> LongSchemaVersion:
     """Return the version of a topic's schema that is equal to this one; 404 if none is."""
-    return LongSchemaVersion(version=_present(topic, broker.schemas.find_equal(topic, schema.record)).version)
+    return LongSchemaVersion(version=_require_stored(topic, broker.schemas.find_equal(topic, schema.record)).version)
 
 
-def _present(topic: TopicName, stored: Stored | None) -> Stored:
-    """Return what is stored of a topic's schemas. Raise RestException (404) if there is none."""
+def _require_stored(topic: TopicName, stored: Stored | None) -> Stored:
+    """Return `stored`. Raise RestException (404) if it is None, because the topic has no such schema."""
     if stored is None:
         raise RestException(404, f"Schema not found: {topic.partitioned_topic or topic} has no such schema")
     return stored
 
 
-def _response(schema: SchemaRecord) -> GetSchemaResponse:
+def _schema_response(schema: SchemaRecord) -> GetSchemaResponse:
+    is_pair = schema.type == SchemaType.KEY_VALUE
     return GetSchemaResponse(
         version=schema.version,
         type=type_name(schema.type),
         timestamp=schema.created_at,
-        data=_pair_text(schema.data) if schema.type == SchemaType.KEY_VALUE else schema.data.decode(errors="replace"),
+        data=_key_value_definition_text(schema.data) if is_pair else schema.data.decode(errors="replace"),
         properties=dict(schema.properties),
     )
 
 
-def _pair_data(text: bytes) -> bytes:
-    """Return the definitions of key and value as they are stored, of `{"key": …, "value": …}`. Raises RestException
-    (400)."""
+def _stored_key_value_definition(text: bytes) -> bytes:
+    """Return the definition of a KEY_VALUE schema as it is stored, from `{"key": …, "value": …}`. Raise RestException
+    (400) for another text."""
     try:
         pair = json.loads(text)
         parts = [b"" if pair[name] == "" else json.dumps(pair[name]).encode() for name in ("key", "value")]
@@ -199,8 +200,9 @@ def _pair_data(text: bytes) -> bytes:
     return join_parts(*parts)
 
 
-def _pair_text(data: bytes) -> str:
-    """Return the inverse of `_pair_data`; what is not stored so is shown as it is."""
+def _key_value_definition_text(data: bytes) -> str:
+    """Return the stored definition of a KEY_VALUE schema as `{"key": …, "value": …}`; unchanged if it has another
+    form."""
     try:
         key, value = (json.loads(part) if part else "" for part in split_parts(data))
     except (ValueError, RecursionError):

@@ -33,7 +33,7 @@ PerPartition = Annotated[bool, Query(alias="perPartition", description="With the
 
 @dataclass(frozen=True)
 class StatsOptions:
-    """The parts of stats that a caller requests. Counts and rates of excluded clients stay.
+    """The parts of a topic's stats that a caller requests. Counts and rates of excluded clients stay.
 
     `with_backlog_bytes`: the bytes of backlogs. `with_oldest_publish_times`: the oldest publish time of each backlog.
     """
@@ -61,7 +61,7 @@ async def stats_options(
         bool, Query(alias="excludeConsumers", description="Without the lists of consumers.")
     ] = False,
 ) -> StatsOptions:
-    """Return the options in a request's query."""
+    """Return the options of stats in a request's query."""
     return StatsOptions(with_backlog_bytes, with_oldest_publish_times, exclude_publishers, exclude_consumers)
 
 
@@ -75,7 +75,7 @@ def get_stats(broker: Broker, request: Request, topic: Topic, options: Options) 
     snapshot = topic_snapshot(broker, topic, with_last_publish_time=True)
     broker.ownership.check_not_owned_elsewhere(snapshot.stats.topic)
     policies = broker.environment.metadata.policies.effective(snapshot.stats.topic)
-    return replace(_stats(broker, snapshot, policies, options), owner_broker=_owner(broker, request))
+    return replace(_requested_stats(broker, snapshot, policies, options), owner_broker=_own_address(broker, request))
 
 
 @router.get(TOPIC_PATH + "/partitioned-stats", *ANY_USE, **_STATS, response_model=PulsarTree[PartitionedTopicStats])
@@ -91,9 +91,9 @@ def get_partitioned_stats(
         if snapshot is not None:
             # Policies are set for the whole topic, so the first partition's are those of all.
             policies = policies or broker.environment.metadata.policies.effective(snapshot.stats.topic)
-            each[str(name)] = _of_partition(_stats(broker, snapshot, policies, options))
-    total = _of_partition(TopicStats.merge(list(each.values())))
-    owner = _owner(broker, request)
+            each[str(name)] = _with_exclusive_compaction_cursor(_requested_stats(broker, snapshot, policies, options))
+    total = _with_exclusive_compaction_cursor(TopicStats.merge(list(each.values())))
+    owner = _own_address(broker, request)
     return PartitionedTopicStats(
         **vars(replace(total, oldest_backlog_message_age_seconds=0)),
         metadata=PartitionedMetadata(partitions=whole.partitions),
@@ -122,9 +122,9 @@ def get_backlog(broker: Broker, request: Request, topic: Topic) -> OfflineTopicS
 def topic_snapshot(
     broker: Broker, topic: TopicName, *, with_ledgers: bool = False, with_last_publish_time: bool = False
 ) -> StatsSnapshot:
-    """Return the counts of a topic, with the options of `stats_snapshot`.
+    """Return the snapshot of a topic's stats, with the options of `stats_snapshot`.
 
-    Raises RestException (404) in a broker's words; for a partitioned topic it names the calls to use instead.
+    Raise an error (404) for a missing topic; for a partitioned topic it names the calls to use instead.
     """
     snapshot = stats_snapshot(
         broker.environment, topic, with_ledgers=with_ledgers, with_last_publish_time=with_last_publish_time
@@ -139,15 +139,17 @@ def topic_snapshot(
 
 
 def partitioned_topic(broker: Broker, topic: TopicName) -> PartitionedTopic:
-    """Return the record of a partitioned topic. Raises RestException (404) for another topic."""
+    """Return the record of a partitioned topic. Raise RestException (404) for another topic."""
     whole = broker.environment.metadata.partitions.find(topic)
     if whole is None:
         raise RestException(404, f"Partitioned Topic not found: {topic} has zero partitions")
     return whole
 
 
-def _stats(broker: Broker, snapshot: StatsSnapshot, policies: TopicPolicies, options: StatsOptions) -> TopicStats:
-    """Return the stats of one topic, without excluded clients, and with the quotas of its policies."""
+def _requested_stats(
+    broker: Broker, snapshot: StatsSnapshot, policies: TopicPolicies, options: StatsOptions
+) -> TopicStats:
+    """Return the stats of one topic that `options` request, with the backlog quotas of its policies."""
     live = broker.clients.of_topic(snapshot.stats.topic.name)
     stats = topic_stats(
         snapshot,
@@ -167,8 +169,8 @@ def _stats(broker: Broker, snapshot: StatsSnapshot, policies: TopicPolicies, opt
     )
 
 
-def _of_partition(stats: TopicStats) -> TopicStats:
-    """Return the stats with the type that a broker gives the compaction's cursor in partitioned topics."""
+def _with_exclusive_compaction_cursor(stats: TopicStats) -> TopicStats:
+    """Return the stats with `__compaction` as an exclusive subscription, as a broker shows it in partitioned topics."""
     subscriptions = dict(stats.subscriptions)
     if COMPACTION_CURSOR in subscriptions:
         cursor = subscriptions[COMPACTION_CURSOR]
@@ -176,6 +178,6 @@ def _of_partition(stats: TopicStats) -> TopicStats:
     return replace(stats, subscriptions=subscriptions)
 
 
-def _owner(broker: Broker, request: Request) -> str:
+def _own_address(broker: Broker, request: Request) -> str:
     """Return the host and port of this service."""
     return urlsplit(service_urls(broker, request).http).netloc

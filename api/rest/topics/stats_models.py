@@ -24,7 +24,7 @@ class PartitionedMetadata(PulsarAnswer):
 
 @dataclass(frozen=True)
 class PartitionedTopicStats(TopicStats):
-    """The sum of the partitions, and each, by its full name, unless `perPartition=false`."""
+    """The sum of the stats of the partitions, and the stats of each by its full name, unless `perPartition=false`."""
 
     metadata: PartitionedMetadata = field(default_factory=PartitionedMetadata)
     partitions: Mapping[str, TopicStats] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class LedgerInfo(PulsarAnswer):
 
 
 class CursorStats(PulsarAnswer):
-    """A cursor. Of `__compaction`, `properties` hold the compacted ledger's id."""
+    """The internal stats of a cursor. Of `__compaction`, `properties` hold the compacted ledger's id."""
 
     mark_delete_position: str
     read_position: str
@@ -63,7 +63,7 @@ class CursorStats(PulsarAnswer):
 
 
 class TopicInternalStats(PulsarAnswer):
-    """The storage of a topic: ledgers, the compacted ledger, cursors."""
+    """The internal stats of a topic: its ledgers, its compacted ledger, its cursors."""
 
     entries_added_counter: int = 0
     number_of_entries: int = 0
@@ -97,7 +97,7 @@ class PositionInfo(PulsarAnswer):
 
 
 class StoredLedgerInfo(PulsarAnswer):
-    """A ledger as metadata has it; the one that is appended to has no numbers yet."""
+    """A ledger as stored metadata has it. The open one has neither `entries` nor `size`."""
 
     ledger_id: int
     entries: int | None = None
@@ -107,7 +107,7 @@ class StoredLedgerInfo(PulsarAnswer):
 
 
 class StoredCursorInfo(PulsarAnswer):
-    """A cursor as metadata has it."""
+    """A cursor as stored metadata has it."""
 
     version: int = 0
     creation_date: str

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from api.http import openapi
-from api.http.access import DASHBOARD_COOKIE, AuthAction, CallerName, authorization_from_cookie
-from api.http.paths import UrlDecodingMiddleware
+from api.http.access import DASHBOARD_COOKIE, AuthAction, CallerName, authorization_header_from_cookie
+from api.http.paths import EncodedSlashMiddleware
 from api.http.router import Routes
 from api.http.tokens import create_token
 from storage.errors import NotFound
@@ -88,7 +88,7 @@ GRANTS = Grants(
 def client_of(secret: bytes | None) -> TestClient:
     app = application(router, access_of(secret, "root", GRANTS))
     openapi.install_openapi(app)
-    app.add_middleware(UrlDecodingMiddleware)
+    app.add_middleware(EncodedSlashMiddleware)
     return TestClient(app)
 
 
@@ -247,6 +247,6 @@ def test_the_document_says_what_any_route_may_answer_and_which_need_a_token(clie
 def test_a_cookie_does_not_replace_an_authorization_header() -> None:
     """A form that a header had authorised was sent over REST for the role of the cookie."""
     cookie = (b"cookie", f"{DASHBOARD_COOKIE}=t".encode())
-    assert authorization_from_cookie({"headers": [cookie]}) == {"authorization": "Bearer t"}
-    assert authorization_from_cookie({"headers": [cookie, (b"authorization", b"Bearer other")]}) == {}
-    assert authorization_from_cookie({"headers": []}) == {}
+    assert authorization_header_from_cookie({"headers": [cookie]}) == {"authorization": "Bearer t"}
+    assert authorization_header_from_cookie({"headers": [cookie, (b"authorization", b"Bearer other")]}) == {}
+    assert authorization_header_from_cookie({"headers": []}) == {}

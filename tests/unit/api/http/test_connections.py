@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api.http import connections
-from api.http.connections import deadline_protocol, http_refusal_bytes
+from api.http.connections import deadline_protocol_class, http_refusal_bytes
 from api.http.listener import Listener
 from api.observability.logs import SELDOM_MS, LogThrottle
 from api.settings.settings import Settings
@@ -90,7 +90,7 @@ async def served(
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server of `echo`."""
     config = uvicorn.Config(
-        echo, http=deadline_protocol(settings, log_throttle, listener), log_config=None, ws="none", lifespan="off"
+        echo, http=deadline_protocol_class(settings, log_throttle, listener), log_config=None, ws="none", lifespan="off"
     )
     config.load()
     state = ServerState()
@@ -210,7 +210,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(
     """A number: what the client takes in the time that it has; None: the rest."""
     fake = Unread()
     config = uvicorn.Config(echo, log_config=None, ws="none", lifespan="off")
-    kind = deadline_protocol(Settings(limits_header_timeout_ms=10**9), seldom_of(ManualClock()))
+    kind = deadline_protocol_class(Settings(limits_header_timeout_ms=10**9), seldom_of(ManualClock()))
     protocol = kind(config, ServerState(), {}, cast(Any, fake))
     protocol.connection_made(cast(Any, fake))
     fake.timers.clear()  # of the request's head

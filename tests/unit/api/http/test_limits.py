@@ -213,20 +213,20 @@ def test_no_limit() -> None:
 
 def test_buckets_are_bounded_in_number() -> None:
     buckets = TokenBuckets(1, ManualClock(), buckets=2)
-    assert [buckets.take(name) for name in ("a", "b", "b")] == [0, 0, 1]
-    assert buckets.take("c") == 0
-    assert buckets.take("b") == 1, "the one that was used longest ago was purged"
-    assert buckets.take("a") == 0
+    assert [buckets.take_token(name) for name in ("a", "b", "b")] == [0, 0, 1]
+    assert buckets.take_token("c") == 0
+    assert buckets.take_token("b") == 1, "the one that was used longest ago was purged"
+    assert buckets.take_token("a") == 0
 
 
 def test_a_clock_that_goes_back_gives_nothing() -> None:
     clock = ManualClock()
     buckets = TokenBuckets(1, clock)
-    assert buckets.take("a") == 0
+    assert buckets.take_token("a") == 0
     clock.advance(-10_000)
-    assert buckets.take("a") == 1
+    assert buckets.take_token("a") == 1
     clock.advance(1_000)
-    assert buckets.take("a") == 0
+    assert buckets.take_token("a") == 0
 
 
 class UnderWay:

@@ -60,8 +60,8 @@ async def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their
     topics = [bench.topic("t"), bench.topic("other")]
     looks = threads_of(monkeypatch, bench.metadata.segments, "active_segments")
     files = threads_of(monkeypatch, long_polls, "open_segment_end")
-    many = [polls.changes(topics[0].record.id, FAR_MS, is_here) for _ in range(100)]
-    other = polls.changes(topics[1].record.id, FAR_MS, is_here)
+    many = [polls.topic_changes(topics[0].record.id, FAR_MS, is_here) for _ in range(100)]
+    other = polls.topic_changes(topics[1].record.id, FAR_MS, is_here)
     await asyncio.gather(*(anext(item) for item in (*many, other)))  # what came before they were checked
     assert len(looks) <= 2
     waiting = [asyncio.ensure_future(anext(item)) for item in many]
@@ -76,10 +76,10 @@ async def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their
 @in_event_loop
 async def test_a_read_ends_at_its_time_and_when_its_client_goes_away(bench: Workbench) -> None:
     polls, topic = polls_of(bench), bench.topic().record.id
-    assert [1 async for _ in polls.changes(topic, bench.clock.now_ms(), is_here)] == []
-    assert [1 async for _ in polls.changes(topic, FAR_MS, is_disconnected)] == []
-    polls.end()
-    assert [1 async for _ in polls.changes(topic, FAR_MS, is_here)] == []
+    assert [1 async for _ in polls.topic_changes(topic, bench.clock.now_ms(), is_here)] == []
+    assert [1 async for _ in polls.topic_changes(topic, FAR_MS, is_disconnected)] == []
+    polls.end_waits()
+    assert [1 async for _ in polls.topic_changes(topic, FAR_MS, is_here)] == []
 
 
 @in_event_loop
@@ -91,7 +91,7 @@ async def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
     def away(_: object) -> NoReturn:
         raise Unavailable("the database is away", "try again")
 
-    changes = polls.changes(topic, FAR_MS, is_here)
+    changes = polls.topic_changes(topic, FAR_MS, is_here)
     await anext(changes)
     bench.metadata.tenancy.delete_topic(topic)
     await anext(changes)

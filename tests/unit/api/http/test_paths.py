@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi import Request
 
-from api.http.paths import UrlDecodingMiddleware, decoded
+from api.http.paths import EncodedSlashMiddleware, decode_path_part
 from tests.asgi import TestClient, application
 
 
@@ -16,9 +16,9 @@ def client() -> TestClient:
 
     @app.get("/names/{name}")
     def names(request: Request) -> list[str]:
-        return [decoded(request.path_params["name"]), request.query_params.get("name", "")]
+        return [decode_path_part(request.path_params["name"]), request.query_params.get("name", "")]
 
-    app.add_middleware(UrlDecodingMiddleware)
+    app.add_middleware(EncodedSlashMiddleware)
     return TestClient(app)
 
 

@@ -25,14 +25,14 @@ async def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
         leave.wait(30)
         return created[-1]
 
-    first = asyncio.create_task(shared.answer(make))
+    first = asyncio.create_task(shared.share_call(make))
     await asyncio.to_thread(begun.wait, 30)
-    later = [asyncio.create_task(shared.answer(make)) for _ in range(50)]
+    later = [asyncio.create_task(shared.share_call(make)) for _ in range(50)]
     await asyncio.sleep(0)
     assert created == [0], "one at a time"
     leave.set()
     assert [await first, *await asyncio.gather(*later)] == [0, *[1] * 50]
-    assert await shared.answer(make) == 2
+    assert await shared.share_call(make) == 2
 
 
 @in_event_loop
@@ -42,10 +42,10 @@ async def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told
     def fail() -> int:
         raise LookupError("nothing there")
 
-    cancelled, *rest = (asyncio.create_task(shared.answer(fail)) for _ in range(3))
+    cancelled, *rest = (asyncio.create_task(shared.share_call(fail)) for _ in range(3))
     await asyncio.sleep(0)
     cancelled.cancel()
     for item in rest:
         with pytest.raises(LookupError, match="nothing there"):
             await item
-    assert await shared.answer(lambda: 7) == 7
+    assert await shared.share_call(lambda: 7) == 7

@@ -40,7 +40,7 @@ def client_of(settings: Settings, clock: ManualClock) -> TestClient:
     def who() -> str:
         return "ops"
 
-    return TestClient(application(router, AuthorizationService.of(settings, cast(Any, None), clock)))
+    return TestClient(application(router, AuthorizationService.from_settings(settings, cast(Any, None), clock)))
 
 
 def test_a_key_that_was_rotated_and_a_token_that_was_revoked_count_without_a_restart(tmp_path: Path) -> None:
@@ -77,12 +77,12 @@ def test_tokens_of_the_previous_secret_key_hold_until_it_is_removed(tmp_path: Pa
 
     def accepted() -> list[bytes]:
         clock.advance(INTERVAL_MS)
-        if keys.claim_check():
+        if keys.claim_due_check():
             keys.reload_changed_files()
         roles = []
         for secret, token in tokens.items():
             try:
-                keys.verifier.role(token)
+                keys.verifier.verified_role(token)
             except BadToken:
                 continue
             roles.append(secret)
@@ -95,7 +95,7 @@ def test_tokens_of_the_previous_secret_key_hold_until_it_is_removed(tmp_path: Pa
     assert accepted() == [OLD, NEW]
     clock.advance(3600 * 1000)
     with pytest.raises(BadToken, match="has expired"):
-        keys.verifier.role(expiring)
+        keys.verifier.verified_role(expiring)
     written(previous, b"short")
     assert accepted() == [OLD, NEW], "a file that cannot be used changes nothing"
     previous.unlink()
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     for content in (b"{", b'{"keys": []}', b'{"keys": []}'):
         written(jwks, content)
         clock.advance(INTERVAL_MS)
-        assert (keys.claim_check(), keys.claim_check()) == (True, False)
+        assert (keys.claim_due_check(), keys.claim_due_check()) == (True, False)
         keys.reload_changed_files()
     jwks.unlink()
     keys.reload_changed_files()
@@ -140,12 +140,12 @@ def test_a_token_is_revoked_whatever_is_wrong_with_another_file(tmp_path: Path) 
         Settings(auth_token_secret_key=key.as_uri(), auth_revoked_tokens_file=str(revoked)), ManualClock()
     )
     token = create_token(OLD, "ops", {"jti": "lost"})
-    assert keys.verifier.role(token) == "ops"
+    assert keys.verifier.verified_role(token) == "ops"
     written(key, b"too short")
     written(revoked, "lost")
     keys.reload_changed_files()
     with pytest.raises(BadToken, match="revoked"):
-        keys.verifier.role(token)
+        keys.verifier.verified_role(token)
 
 
 def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
@@ -179,13 +179,13 @@ def test_the_interval_begins_when_a_look_ends(tmp_path: Path) -> None:
         Settings(auth_jwks_file="", auth_token_secret_key=written(tmp_path / "k", OLD).as_uri()), clock
     )
     clock.advance(INTERVAL_MS)
-    assert keys.claim_check()
+    assert keys.claim_due_check()
     clock.advance(INTERVAL_MS)
-    assert not keys.claim_check(), "one check a time"
+    assert not keys.claim_due_check(), "one check a time"
     keys.reload_changed_files()
-    assert not keys.claim_check()
+    assert not keys.claim_due_check()
     clock.advance(INTERVAL_MS)
-    assert keys.claim_check()
+    assert keys.claim_due_check()
 
 
 UNKNOWN_CURVE = bytes.fromhex("3016300e06072a8648ce3d020106032a0304030400040000")
@@ -226,4 +226,4 @@ def test_a_list_that_cannot_be_read_keeps_a_service_from_starting(tmp_path: Path
             Settings(auth_token_secret_key=OLD.hex(), auth_revoked_tokens_file="/nowhere/list"), ManualClock()
         )
     keys = TokenKeyReloader(Settings(auth_token_secret_key="data:;base64," + "A" * 43 + "="), ManualClock())
-    assert not keys.claim_check(), "there is no file to check"
+    assert not keys.claim_due_check(), "there is no file to check"

@@ -22,7 +22,7 @@ from api.http.tokens import (
     BadToken,
     TokenVerifier,
     create_token,
-    decoded_token,
+    decode_unverified_token,
     jwks_of,
     load_private_key,
     load_public_key,
@@ -65,8 +65,11 @@ def signer(algorithm: str) -> Any:
 @pytest.mark.parametrize("algorithm", [HS256, RS256, ES256])
 def test_a_token_says_who_bears_it(algorithm: str) -> None:
     token = create_token(signer(algorithm), "ops", {"iat": NOW, "exp": NOW + 10})
-    assert all_keys().role(token) == "ops"
-    assert decoded_token(token) == {"header": {"alg": algorithm}, "claims": {"sub": "ops", "iat": NOW, "exp": NOW + 10}}
+    assert all_keys().verified_role(token) == "ops"
+    assert decode_unverified_token(token) == {
+        "header": {"alg": algorithm},
+        "claims": {"sub": "ops", "iat": NOW, "exp": NOW + 10},
+    }
 
 
 def test_a_token_made_by_pulsar() -> None:
@@ -77,7 +80,7 @@ def test_a_token_made_by_pulsar() -> None:
 
     signed = part({"alg": "HS256"}) + b"." + part({"sub": "test-user"})
     signature = base64.urlsafe_b64encode(hmac.new(SECRET, signed, hashlib.sha256).digest()).rstrip(b"=")
-    assert all_keys().role((signed + b"." + signature).decode()) == "test-user"
+    assert all_keys().verified_role((signed + b"." + signature).decode()) == "test-user"
 
 
 @pytest.mark.parametrize(
@@ -102,16 +105,16 @@ def test_times_go_by_the_clock(claims: dict[str, object], leeway_ms: int, refuse
     token = jwt.encode({"sub": "r", **claims}, SECRET, HS256)
     if refused:
         with pytest.raises(BadToken, match=refused):
-            checked.role(token)
+            checked.verified_role(token)
     else:
-        assert checked.role(token) == "r"
+        assert checked.verified_role(token) == "r"
 
 
 def test_a_token_without_a_signature_is_refused() -> None:
     token = jwt.encode({"sub": "root"}, None, "none")
     for item in (token, token.rstrip("."), token.replace("none", "None")):
         with pytest.raises(BadToken):
-            all_keys().role(item)
+            all_keys().verified_role(item)
 
 
 def test_a_public_key_is_never_taken_for_a_secret() -> None:
@@ -123,7 +126,7 @@ def test_a_public_key_is_never_taken_for_a_secret() -> None:
         signature = hmac.new(key, header + b"." + body, hashlib.sha256).digest()
         forged = b".".join((header, body, base64.urlsafe_b64encode(signature).rstrip(b"=")))
         with pytest.raises(BadToken, match="no key"):
-            public_only.role(forged.decode())
+            public_only.verified_role(forged.decode())
 
 
 @pytest.mark.parametrize("algorithm", ["HS384", "HS512", "RS512", "PS256", "ES384"])
@@ -131,7 +134,7 @@ def test_other_algorithms_are_refused(algorithm: str) -> None:
     keys: dict[str, Any] = {"HS": SECRET * 2, "RS": signer(RS256), "PS": signer(RS256)}
     keys["ES"] = ec.generate_private_key(ec.SECP384R1())
     with pytest.raises(BadToken, match="no key"):
-        all_keys().role(jwt.encode({"sub": "r"}, keys[algorithm[:2]], algorithm))
+        all_keys().verified_role(jwt.encode({"sub": "r"}, keys[algorithm[:2]], algorithm))
 
 
 @pytest.mark.parametrize(
@@ -139,31 +142,31 @@ def test_other_algorithms_are_refused(algorithm: str) -> None:
 )
 def test_what_is_no_token_is_refused(token: str) -> None:
     with pytest.raises(BadToken):
-        all_keys().role(token)
+        all_keys().verified_role(token)
 
 
 @pytest.mark.parametrize("claims", [{}, {"sub": ""}, {"sub": 1}, {"sub": None}, {"sub": []}, {"sub": "a\nb"}])
 def test_a_token_without_a_role_is_refused(claims: dict[str, object]) -> None:
     with pytest.raises(BadToken):
-        all_keys().role(jwt.encode(claims, SECRET, HS256, headers={"typ": None}))
+        all_keys().verified_role(jwt.encode(claims, SECRET, HS256, headers={"typ": None}))
 
 
 def test_the_role_may_stand_in_another_claim() -> None:
     checked = verifier(auth_token_secret_key=inline(SECRET), auth_role_claim="role")
-    assert checked.role(jwt.encode({"sub": "a", "role": "b"}, SECRET, HS256)) == "b"
-    assert checked.role(jwt.encode({"role": ["first", "second"]}, SECRET, HS256)) == "first"
+    assert checked.verified_role(jwt.encode({"sub": "a", "role": "b"}, SECRET, HS256)) == "b"
+    assert checked.verified_role(jwt.encode({"role": ["first", "second"]}, SECRET, HS256)) == "first"
     with pytest.raises(BadToken, match="role"):
-        checked.role(jwt.encode({"sub": "a"}, SECRET, HS256))
+        checked.verified_role(jwt.encode({"sub": "a"}, SECRET, HS256))
 
 
 def test_the_audience_counts_if_it_is_set() -> None:
     checked = verifier(auth_token_secret_key=inline(SECRET), auth_audience="here")
     for audience in ("here", ["there", "here"]):
-        assert checked.role(jwt.encode({"sub": "a", "aud": audience}, SECRET, HS256)) == "a"
+        assert checked.verified_role(jwt.encode({"sub": "a", "aud": audience}, SECRET, HS256)) == "a"
     for claims in ({"aud": "there"}, {}):
         with pytest.raises(BadToken, match="audience"):
-            checked.role(jwt.encode({"sub": "a", **claims}, SECRET, HS256))
-    assert all_keys().role(jwt.encode({"sub": "a", "aud": "any"}, SECRET, HS256)) == "a"
+            checked.verified_role(jwt.encode({"sub": "a", **claims}, SECRET, HS256))
+    assert all_keys().verified_role(jwt.encode({"sub": "a", "aud": "any"}, SECRET, HS256)) == "a"
 
 
 def test_keys_stand_in_files_raw_as_base64_or_pem(tmp_path: Path) -> None:
@@ -172,13 +175,13 @@ def test_keys_stand_in_files_raw_as_base64_or_pem(tmp_path: Path) -> None:
     for number, content in enumerate((SECRET, base64.b64encode(SECRET), base64.urlsafe_b64encode(SECRET) + b"\n")):
         file = tmp_path / f"secret {number}.key"
         file.write_bytes(content)
-        assert verifier(auth_token_secret_key=file.as_uri()).role(secret) == "r"
-        assert verifier(auth_token_secret_key=str(file)).role(secret) == "r"
+        assert verifier(auth_token_secret_key=file.as_uri()).verified_role(secret) == "r"
+        assert verifier(auth_token_secret_key=str(file)).verified_role(secret) == "r"
     for number, content in enumerate((EC_PUBLIC, base64.b64encode(EC_PUBLIC), pem(EC_PUBLIC))):
         file = tmp_path / f"public{number}"
         file.write_bytes(content)
-        assert verifier(auth_token_public_key=file.as_uri()).role(public) == "r"
-    assert verifier(auth_token_secret_key=base64.b64encode(SECRET).decode()).role(secret) == "r"
+        assert verifier(auth_token_public_key=file.as_uri()).verified_role(public) == "r"
+    assert verifier(auth_token_secret_key=base64.b64encode(SECRET).decode()).verified_role(secret) == "r"
 
 
 def test_a_secret_key_in_base64_that_pulsar_took_as_it_is(tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ def test_a_secret_key_in_base64_that_pulsar_took_as_it_is(tmp_path: Path) -> Non
     file = tmp_path / "key"
     file.write_bytes(base64.b64encode(SECRET))
     token = jwt.encode({"sub": "r"}, base64.b64encode(SECRET), HS256)
-    assert verifier(auth_token_secret_key=file.as_uri()).role(token) == "r"
+    assert verifier(auth_token_secret_key=file.as_uri()).verified_role(token) == "r"
 
 
 @pytest.mark.parametrize(
@@ -225,12 +228,15 @@ def test_keys_of_a_jwks_file_are_chosen_by_their_id(tmp_path: Path) -> None:
     checked = verifier(auth_jwks_file=str(file))
     assert [key.key_id for key in checked.keys] == ["one", "two"]
     for key_id, algorithm in (("one", RS256), ("two", ES256)):
-        assert checked.role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": key_id})) == "r"
-        assert checked.role(create_token(signer(algorithm), "r", {})) == "r", "a token need not name its key"
+        assert (
+            checked.verified_role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": key_id}))
+            == "r"
+        )
+        assert checked.verified_role(create_token(signer(algorithm), "r", {})) == "r", "a token need not name its key"
         with pytest.raises(BadToken, match="no key"):
-            checked.role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": "three"}))
+            checked.verified_role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": "three"}))
     with pytest.raises(BadToken, match="no key"):
-        checked.role(create_token(SECRET, "r", {}))
+        checked.verified_role(create_token(SECRET, "r", {}))
 
 
 def test_a_key_set_is_a_jwks_file(tmp_path: Path) -> None:
@@ -242,8 +248,11 @@ def test_a_key_set_is_a_jwks_file(tmp_path: Path) -> None:
     assert ids == [item["kid"] for item in jwks_of(keys)["keys"]]
     assert len({*ids, None}) == 3
     for key_id, algorithm in zip(ids, (RS256, ES256), strict=True):
-        assert checked.role(create_token(signer(algorithm), "r", {})) == "r"
-        assert checked.role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": key_id})) == "r"
+        assert checked.verified_role(create_token(signer(algorithm), "r", {})) == "r"
+        assert (
+            checked.verified_role(jwt.encode({"sub": "r"}, signer(algorithm), algorithm, headers={"kid": key_id}))
+            == "r"
+        )
 
 
 def test_the_id_of_a_key_is_its_thumbprint() -> None:
@@ -268,7 +277,7 @@ def test_jwks_files_that_cannot_be_used(text: str, tmp_path: Path) -> None:
 
 def test_what_is_no_token_cannot_be_shown() -> None:
     with pytest.raises(InvalidInput):
-        decoded_token("nothing")
+        decode_unverified_token("nothing")
 
 
 def test_a_new_secret_key_is_long_enough_and_new() -> None:

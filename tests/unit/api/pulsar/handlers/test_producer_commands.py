@@ -67,7 +67,7 @@ class Client(asyncio.Transport):
         self.answers: list[BaseCommand] = []
         self._answered = asyncio.Event()
         context = SimpleNamespace(
-            access=SimpleNamespace(verifier=None, needs_sql=lambda *_: False, require=lambda *_: None),
+            access=SimpleNamespace(verifier=None, needs_sql=lambda *_: False, require_any=lambda *_: None),
             settings=Settings(),
             max_message_size=5 << 20,
             clock=topic.clock,
