@@ -34,7 +34,7 @@ class Identity:
 
     @property
     def threads(self) -> RoleThreads:
-        """Return the threads that work for the client's role."""
+        """Return the worker threads that the client's role may use."""
         if self._threads is None:
             self._threads = self._admission.threads(self.role)
         return self._threads

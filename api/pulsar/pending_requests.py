@@ -30,7 +30,7 @@ class RequestConnection(Holdable, Protocol):
     """The part of a connection that its pending requests use."""
 
     def send(self, response: Response) -> None:
-        """Send a response."""
+        """Send a response to the client."""
 
     def charge(self, seconds: float) -> None:
         """Charge the connection with time that a request costs the event loop later."""
@@ -91,5 +91,5 @@ class PendingRequests:
 
 
 def failure_response(request: Any, error: Refused) -> Failure:
-    """Return the response that refuses a request."""
+    """Return the response that tells a client the refusal of its request."""
     return Failure(request.request_id or 0, error.error, error.message, type(request))

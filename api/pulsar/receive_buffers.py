@@ -44,7 +44,7 @@ _Queue = OrderedDict[Receiver, int]
 
 
 class ReceiveBuffers:
-    """The memory for large frames of all connections. For one event loop."""
+    """The memory that connections reserve for large frames while they arrive. For one event loop."""
 
     def __init__(self, max_bytes: int, clock: Clock) -> None:
         """`max_bytes`: of all grants together; a larger frame arrives alone."""

@@ -81,7 +81,7 @@ class SessionConnection(pending_requests.RequestConnection, Protocol):
         """Send an entry to a consumer; see codec/encoding.py."""
 
     def accept_requests(self) -> None:
-        """Accept all requests: the client is connected."""
+        """Accept all types of requests from now on: CONNECT was accepted."""
 
     def close(self) -> None:
         """End the connection, and the session with it."""
@@ -137,7 +137,7 @@ class Session:
             self.send(result)
 
     def send(self, response: Response) -> None:
-        """Send a response."""
+        """Send a response to the client."""
         self.channel.send(response)
 
     def begin(self, request: Any, work: Work) -> bool:
@@ -298,7 +298,7 @@ class Session:
 
 
 class ConnectedProducer:
-    """The channel of one producer (serving/channel.py), with the producer and its topic."""
+    """A producer of a session with its channel (serving/channel.py), which sends receipts and errors to the client."""
 
     def __init__(self, session: Session, topic: PersistentTopic, request: requests.Producer, name: str) -> None:
         self.connection = session
@@ -330,7 +330,10 @@ class ConnectedProducer:
 
 
 class ConnectedConsumer:
-    """The channel of one consumer, with the consumer, its topic and, once it has joined, its subscription."""
+    """A consumer of a session with its channel, which sends entries to the client.
+
+    `subscription`: set once the consumer has joined.
+    """
 
     subscription: Subscription
 

@@ -59,7 +59,7 @@ class TurnQueue:
             self._enqueue(connection)
 
     def remove(self, connection: TurnConnection) -> None:
-        """Remove a connection that has ended. Idempotent."""
+        """Remove a connection that has ended from the queue. Idempotent."""
         role = self._queued.pop(connection, None)
         if role is not None:
             self._roles[role].remove(connection)

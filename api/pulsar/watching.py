@@ -40,7 +40,7 @@ class WatchedTopics:
 
 
 class Watchers:
-    """The watchers of one connection."""
+    """The watchers of topic lists of one connection, by their ids."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, WatchedTopics | None] = {}
@@ -70,16 +70,16 @@ class Watchers:
         return self._by_id.get(watcher_id) is topics
 
     def remove(self, watcher_id: int) -> None:
-        """Close a watcher. Idempotent."""
+        """Remove a watcher by its id. Idempotent."""
         self._by_id.pop(watcher_id, None)
 
     def clear(self) -> None:
-        """Close all watchers."""
+        """Remove all watchers."""
         self._by_id.clear()
 
 
 class WatchingClient(Protocol):
-    """A session with watchers."""
+    """A client's session that has watchers of topic lists."""
 
     @property
     def watchers(self) -> Watchers: ...

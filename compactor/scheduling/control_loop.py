@@ -57,7 +57,10 @@ class ControlLoopSettings:
 
 
 class ControlLoop:
-    """The control loop of one service. Call `start` and `drain` once each, the rest from any thread at any time."""
+    """The control loop of one service: sends heartbeats, and as leader starts compactions.
+
+    Call `start` and `drain` once each, the rest from any thread at any time.
+    """
 
     def __init__(
         self,
@@ -136,7 +139,7 @@ class ControlLoop:
     # Start and end
 
     def start(self) -> None:
-        """Start both threads."""
+        """Start the threads of heartbeat and scheduler."""
         renewal = min(self._settings.lease_ttl_ms, self._settings.service_dead_ms) / 1000 / RENEWALS
         for name, step, waits, seconds in (
             ("leadership", self.heartbeat, self._ending.wait, renewal),

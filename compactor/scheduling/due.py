@@ -25,7 +25,7 @@ CLEAN_FOR_DIRTY = 16
 
 @dataclass(frozen=True)
 class DueTopic:
-    """A topic that is due, and the cause."""
+    """A topic whose compaction is due, and the cause."""
 
     backlog: Backlog
     cause: str
@@ -80,7 +80,7 @@ class TopicsCheckResult:
         now: int,
         unreadable_policies: int = 0,
     ) -> TopicsCheckResult:
-        """Return the result for backlogs that were read at `now`."""
+        """Return the result of a check of topics whose backlogs were read at `now`."""
         late = [
             now - backlog.triggers.max_lag_ms - backlog.oldest
             for backlog in backlogs
@@ -171,7 +171,7 @@ def priority(item: DueTopic) -> tuple[float, int, str]:
 
 
 def may_be_requested(control: CompactionControl, now: int) -> bool:
-    """Return whether a due topic may be requested: it is not requested, paused, aborting, or waiting after a
+    """Return whether a due compaction may be requested: it is not requested, paused, aborting, or waiting after a
     failure."""
     waits = control.retry_at is not None and now < control.retry_at
     return control.requested_at is None and not control.paused and not control.aborting and not waits

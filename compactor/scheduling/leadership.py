@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """The leadership of one service. Thread-safe."""
+    """The leadership of one service: a lease in the database, with a fencing token. Thread-safe."""
 
     def __init__(self, services: ServiceStore, clock: Clock, name: str, ttl_ms: int) -> None:
         self._services = services
@@ -48,7 +48,7 @@ class Leadership:
             return self._token if self._clock.now_ms() < self._trusted_until else None
 
     def required_token(self) -> int:
-        """Return `token`. Raises Fenced if this service does not lead."""
+        """Return the token of the leadership. Raises Fenced if this service does not lead."""
         token = self.token
         if token is None:
             raise Fenced(f"the service {self._name} is not the leader", "the leader executes the request")

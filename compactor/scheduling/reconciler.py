@@ -57,11 +57,11 @@ class Reconciler:
 
     @property
     def totals(self) -> TopicsCheckResult:
-        """Sums over all topics with a trigger, by the last whole walk; by the present one if it is the first."""
+        """The sums over all topics with a trigger, of the last whole walk, or of the first walk while it continues."""
         return self._last or self._walked
 
     def walk_next_page(self, leader_token: int) -> IsFirstPage:
-        """Check the next page of topics, if one is due now, and add it to the sums. Raises Fenced."""
+        """Check the next page of topics if one is due now. Return whether it is the first of a walk. Raises Fenced."""
         now = self._clock.now_ms()
         if self._after_id is None:
             self._after_id = int(self._metadata.topic_work.leader_note(NOTE) or -1)

@@ -300,7 +300,7 @@ class Worker:
             self._postpone_topics([topic])
 
     def _record_failure_before_run(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
-        """Record a failure before a run was claimed. The request stays."""
+        """Record the failure of a compaction before its run was claimed. The request stays."""
         failures = self._control.get(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
         retry_at = self._retry_at(failures)

@@ -107,7 +107,7 @@ class RowsObjectWalk:
 
     @property
     def totals(self) -> dict[str, object]:
-        """The totals of all rows, under the names of manifest and database."""
+        """The counts, sums and bounds over all rows of the object, under their names in manifest and database."""
         return {
             "messages": self.messages,
             "logical_bytes": self._logical_bytes,
@@ -160,7 +160,7 @@ class RowsByOffset:
 
 
 def live_row_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
-    """Yield the live rows of all parts, one row group at a time."""
+    """Yield the live rows of all parts of a compacted ledger, one row group at a time."""
     for part in manifest.parts:
         deleted = read_deleted(store, part)
         reader = RowsReader(store, part.rows)
@@ -177,7 +177,7 @@ def check_size(store: ObjectStore, findings: Findings, name: str, size: int, *, 
 
 
 def keyed_rows(table: pa.Table) -> pa.Table:
-    """Return the rows that are in the key map (P6, P8, P10)."""
+    """Return the rows of a table that are in the key map: whole messages with a key (P6, P8, P10)."""
     return table.filter(pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), 0)))
 
 

@@ -32,7 +32,7 @@ Offsets = npt.NDArray[np.int64] | BitMap64 | Sequence[int]
 
 
 class DifferenceKind(StrEnum):
-    """Kind of a difference."""
+    """The kind of a difference that a verification has found."""
 
     MISSING = "missing"
     """A required message or index record is absent."""

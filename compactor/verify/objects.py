@@ -95,7 +95,7 @@ class _LedgerRows:
         self._ledgers: set[int] = set()
 
     def add(self, table: pa.Table) -> None:
-        """Add one row group."""
+        """Add the values of one row group of the ledger."""
         self.records.append(records_of(keyed_rows(table), self._hasher))
         self.chunks.append(chunk_table.chunk_records(table, self._hasher))
         offsets = integer_column(table, "offset").astype(np.uint64)
@@ -108,7 +108,7 @@ class _LedgerRows:
         self._retained += len(table) - table.column("retained_at").null_count
 
     def compare(self, ledger: LedgerRecord, walk: RowsObjectWalk, findings: Findings) -> None:
-        """Compare the values with the ledger's database row."""
+        """Compare the values of all rows with the ledger's database row."""
         last_offset, last_id = walk.last or (None, None)
         actual = walk.totals | {
             "first_offset": walk.first[0] if walk.first else None,
@@ -274,7 +274,7 @@ class _PartCheck:
         return dead
 
     def _add_row_group(self, table: pa.Table, dead: I64) -> None:
-        """Add one row group of the part. `dead`: the offsets of the deleted rows."""
+        """Check one row group of the part, and add its live rows. `dead`: the offsets of the deleted rows."""
         self._answer.counts["part rows"] += len(table)
         offsets = integer_column(table, "offset")
         at = np.minimum(np.searchsorted(dead, offsets), max(0, len(dead) - 1))

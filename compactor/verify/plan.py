@@ -57,7 +57,7 @@ class VerifyPlan:
 
     @property
     def readable_manifest(self) -> Manifest:
-        """The manifest, which must be readable: for tasks that exist only then."""
+        """The manifest of the compacted ledger, for tasks that exist only if it is readable."""
         assert self.manifest is not None
         return self.manifest
 
@@ -73,12 +73,12 @@ class VerifyPlan:
 
     @property
     def hash_ranges(self) -> tuple[HashRange, ...]:
-        """The hash ranges, one per task."""
+        """The hash ranges of keys, one per task of the keys stage."""
         return tuple(HashRange(prefix, self.range_bits) for prefix in range(1 << self.range_bits))
 
     @property
     def index_locations(self) -> tuple[IndexLocation, ...]:
-        """The indexes of all levels, the newest level first."""
+        """The key indexes of all levels of the compacted ledger, the newest level first."""
         return tuple(location for level in (self.manifest.index if self.manifest else ()) for location in level)
 
     @property
@@ -122,7 +122,7 @@ class VerifyPlan:
         return WinnerOrder.EVENT if orders == {True} else WinnerOrder.EITHER
 
     def ledger_position(self, offset: int) -> int:
-        """Return the index in `ledgers_to_horizon` of the last one that begins at or before an offset; −1: none."""
+        """Return the index in `ledgers_to_horizon` of the last ledger that begins at or before an offset; −1: none."""
         return bisect_right(self.ledgers_to_horizon, offset, key=lambda ledger: ledger.first_offset) - 1
 
     def covered_by_ledger(self, offsets: I64) -> Mask:

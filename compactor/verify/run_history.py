@@ -115,7 +115,7 @@ class RunHistory:
 
     @property
     def last_droppable_null_key_offset(self) -> int:
-        """The offset up to which null keys may have been dropped; −1: none."""
+        """The offset up to which a run may have dropped messages without a key; −1: none."""
         if not self.complete:
             return self.runs[-1].horizon
         return max((run.horizon for run in self.runs if not run.policies.retain_null_key), default=-1)
@@ -167,8 +167,8 @@ class RunHistory:
         return self._value_of_first_run(offsets, lambda run: run.now if run.keeps_tombstones else NEVER, NEVER)
 
     def topic_start_at_first_run(self, offsets: I64) -> I64 | None:
-        """Return, per offset of a raw row, the topic's start at the first run up to it; None: the history is
-        incomplete.
+        """Return, per offset of a raw row, the topic's start when the first run read the row; None: the history
+        is incomplete.
 
         A row below that start took no part in the run.
         """
@@ -195,7 +195,7 @@ class RunHistory:
 
 
 def _largest_limits(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
-    """Return, per offset, the largest limit of the runs whose horizon is at or above it. Horizons only rise (A4)."""
+    """Return, per offset, the largest limit of the runs that read the offset. Horizons only rise (A4)."""
     ordered = sorted(runs, key=lambda run: run.horizon)
     limits = np.array([*(limit(run) for run in ordered), NEVER], dtype=np.int64)
     largest_from = np.maximum.accumulate(limits[::-1])[::-1]

@@ -281,7 +281,7 @@ def _check_manifest_bounds(table: chunk_table.ChunkTable, messages: ChunkedMessa
 
 
 def certain_mask(winners: IndexRecords, uncertain: set[int]) -> Mask:
-    """Return a mask of the winners that are not uncertain messages."""
+    """Return a mask of the winners whose offsets are not in `uncertain`."""
     return ~np.isin(offsets_of(winners), np.array(sorted(uncertain), dtype=np.int64))
 
 
