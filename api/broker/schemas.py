@@ -62,8 +62,7 @@ class SchemaRegistry:
         return self._metadata.schemas.versions(topic, [item.version for item in outlines])
 
     def find(self, topic: TopicName, version: int | None = None) -> SchemaRecord | None:
-        """Return a version of a topic's schema, by default the newest; None: it does not exist, or is of no known
-        type."""
+        """Return a version of a topic's schema, by default the newest; None: it is missing, or of an unknown type."""
         if version is None:
             outlines = self.outlines(topic)
             return self._load(topic, outlines[-1]) if outlines else None

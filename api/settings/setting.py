@@ -69,15 +69,18 @@ def setting(
 
 
 def duration(default: Any, name: str, doc: str, *aliases: str | ExternalName, least: int = 1) -> Any:
-    """Return a `setting` that is a duration in milliseconds, at least `least`. A text must name its unit."""
+    """Return the dataclass field of a setting that is a duration in milliseconds, at least `least`.
+
+    A text must name its unit. The other parameters are those of `setting`.
+    """
     return setting(default, name, Duration(least=least, needs_unit=True), doc, *aliases)
 
 
 def size(default: Any, name: str, doc: str, *aliases: str | ExternalName, least: int = 0) -> Any:
-    """Return a `setting` that is a number of bytes, at least `least`."""
+    """Return the dataclass field of a setting that is a number of bytes, at least `least`; see `setting`."""
     return setting(default, name, Size(least=least), doc, *aliases)
 
 
 def switch(default: bool, name: str, doc: str, *aliases: str | ExternalName) -> Any:
-    """Return a `setting` that is on or off."""
+    """Return the dataclass field of a setting that is on or off; see `setting`."""
     return setting(default, name, BOOLEAN, doc, *aliases)

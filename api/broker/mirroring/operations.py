@@ -140,8 +140,11 @@ def pause(environment: Environment, topic: TopicName) -> None:
 def resume(
     environment: Environment, topic: TopicName, options: Mapping[str, object], *, accept_gaps: bool = False
 ) -> None:
-    """Let a mirror run that is paused or has failed. `options`: those to be changed; `accept_gaps`: go on after the
-    gaps that stopped it. Idempotent. Raise NotFound, InvalidInput."""
+    """Store that a paused or failed mirror runs again; services start it within seconds. Idempotent.
+
+    `options`: replace those of the mirror by name. `accept_gaps`: continue after the missing records that stopped the
+    mirror. Raise NotFound, InvalidInput.
+    """
     mirror = environment.metadata.mirrors.get(topic)
     MirrorOptions.from_json({**mirror.options, **options})
     environment.metadata.mirrors.resume(topic, options, accept_gaps)

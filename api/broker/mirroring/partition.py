@@ -140,7 +140,7 @@ class PartitionMirror:
         self.end_offset, self.stable_offset = fetched.high_watermark, fetched.last_stable_offset
 
     def skip_to(self, offset: int) -> None:
-        """Continue to fetch and append at a later offset, because no record before it is missing."""
+        """Set the next offset to fetch and to append to a later one. The caller knows that no record is missing."""
         self.position = FetchPosition(offset)
         self.next_offset = offset
 

@@ -60,7 +60,7 @@ def last_mirrored_offset(storage: Topic, names: tuple[str, str], start: int | No
 
 
 def is_empty_or_mirrors_source(storage: Topic, names: tuple[str, str]) -> bool:
-    """Return whether a topic never had a message, or its first or last messages are of one of some producers.
+    """Return whether a topic never had a message, or a producer of `names` wrote its first or last messages.
 
     Reads the log. Raises SegmentNotLocal, DataLoss.
 

@@ -490,7 +490,7 @@ def create_missing_partitions(broker: Broker, topic: TopicName, count: int) -> N
 
 
 async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end even if the caller is cancelled meanwhile; then raise CancelledError."""
+    """Run a coroutine to its end even if the caller is cancelled; raise CancelledError afterwards in that case."""
     task = asyncio.create_task(work)
     is_cancelled = False
     while not task.done():
