@@ -53,14 +53,14 @@ class SlowFlushes:
         self._changed = threading.Condition()
         self._ends: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
-        self._fdatasync, self._begin = os.fdatasync, KernelFlushes.begin
+        self._fdatasync, self._begin = os.fdatasync, KernelFlushes.begin_flushes
         threading.Thread(target=self._run, daemon=True).start()
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """Delay the flushes of this process inside the context."""
         begin = lambda flushes, files: self._begun(flushes, files)  # noqa: E731 - a method of the class
-        with mock.patch.object(os, "fdatasync", self._flush), mock.patch.object(KernelFlushes, "begin", begin):
+        with mock.patch.object(os, "fdatasync", self._flush), mock.patch.object(KernelFlushes, "begin_flushes", begin):
             yield
 
     def _flush(self, descriptor: int) -> None:

@@ -39,7 +39,7 @@ from benchmarks.peers.broker import free_ports
 from storage.clock import SystemClock
 from storage.entries.encode import encode_entry
 from storage.entries.entry import parse_metadata
-from storage.entries.replicated import POSITION_PROPERTY, take_source
+from storage.entries.replicated import POSITION_PROPERTY, split_source
 from storage.environment import Environment
 from storage.kafka.record_batch import read_batches
 from storage.kafka.record_entries import to_entries
@@ -280,7 +280,7 @@ class Parts:
         sent = replicated_entries()
         messages = len(sent) * PULSAR_BATCH_MESSAGES
         with self._part("Pulsar", "take the position, compare and compute checksums", messages):
-            entries = [take_source(entry)[1] for entry in sent]
+            entries = [split_source(entry)[1] for entry in sent]
         self._append("Pulsar", f"pulsar-{turn}", entries, messages)
 
     def _append(self, door: str, name: str, entries: Sequence[bytes], messages: int) -> None:

@@ -96,7 +96,7 @@ class Bench:
         """Yield the entries of all segments of the topic."""
         for segment in self._metadata.segments.of_topic(topic.id):
             end = segment.content.size if segment.content else None
-            yield from SegmentReader(LocalSegment.of(self._log, topic, segment), end).entries()
+            yield from SegmentReader(LocalSegment.from_row(self._log, topic, segment), end).entries()
 
     def plain(self, blocks: list[bytes], flush: bool) -> float:
         """Return the seconds to write the blocks into a new file, one call each, with or without a flush after each."""

@@ -80,7 +80,7 @@ from storage.model import LogPosition, SourcePosition, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import RateLimits, throttled
 from storage.owner import new_owner_name
-from storage.reading.compacted_loss import lost_compacted, naming_compacted
+from storage.reading.compacted_loss import lost_compacted_error, naming_compacted_ledger
 from storage.store_identity import StoreIdentity
 from storage.topic import Topic
 
@@ -296,7 +296,7 @@ class TwoPhaseCompactor:
                         "compact the rest of the topic",
                     ) from error
             if before.compacted is not None and _is_of_a_run(error, other_than=run):
-                raise lost_compacted(before, error) from error
+                raise lost_compacted_error(before, error) from error
             raise
 
     def _retry(self, run: RunRecord, tail_error: CompactorError | None) -> CompactionRetry | None:
@@ -423,7 +423,7 @@ class TwoPhaseCompactor:
     def _previous(self, snapshot: TopicSnapshot) -> Manifest | None:
         if snapshot.compacted is None:
             return None
-        with naming_compacted(snapshot):
+        with naming_compacted_ledger(snapshot):
             return read_manifest(self.environment.store, snapshot.compacted.manifest)
 
     def _publish(

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.entries.sequence_ids import SEQUENCE_COLUMNS, ScannedSequences, scan_sequences
 from storage.environment import Environment
 from storage.errors import ObjectMissing, StateMayBeStale
@@ -40,12 +40,12 @@ from storage.reading.entry_reader import EntryReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessageFinder
 from storage.reading.newest_offsets import NewestOffset, newest_offsets
-from storage.reading.newest_scan import NewestScan, plan_newest
-from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, RowsBefore, limited, rows_before
+from storage.reading.newest_scan import NewestScan, plan_newest_scan
+from storage.reading.page_reader import PageBudget, PageReader, ReadLimits, RowsBefore, limit_tables, rows_before
 from storage.reading.raw_reader import RawReader
 from storage.reading.scan import ScanPiece, ScanRange, compacted_ledger_of_scan, plan_scan
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot, retention_filter
-from storage.reading.source_reader import SourceReader, first_entry, open_source_reader, position_before
+from storage.reading.source_reader import SourceReader, first_entry_position, open_source_reader, source_position_before
 
 Value = TypeVar("Value")
 
@@ -124,8 +124,8 @@ class Topic:
         """
         budget = PageBudget(ReadLimits(max_messages, max_bytes))
         if read_compacted:
-            return limited(self._compacted_source(ContinuationToken(start), reset).tables(), budget)
-        return limited(self._raw_source(start, reset).tables(self.snapshot()), budget)
+            return limit_tables(self._compacted_source(ContinuationToken(start), reset).tables(), budget)
+        return limit_tables(self._raw_source(start, reset).tables(self.snapshot()), budget)
 
     def read_before(
         self, end: int, read_compacted: bool = False, max_messages: int | None = None, max_bytes: int | None = None
@@ -186,11 +186,11 @@ class Topic:
 
     def first_source_entry(self) -> SourcePosition | None:
         """Return the position at the source of the first entry that was ever stored; see `first_entry`."""
-        return self.read_snapshot(first_entry)
+        return self.read_snapshot(first_entry_position)
 
     def source_position_before(self, end: int) -> SourcePosition | None:
-        """Return the position at the source of the last raw message before an offset; see `position_before`."""
-        return self.read_snapshot(lambda reader: position_before(reader, end))
+        """Return the position at the source of the last raw message before an offset; see `source_position_before`."""
+        return self.read_snapshot(lambda reader: source_position_before(reader, end))
 
     def _resume_read(self, start: StartPosition) -> ContinuationToken:
         """Return the token of a compacted read that has delivered the messages before `start`.
@@ -313,9 +313,9 @@ class Topic:
         )
 
     def scan_newest(self) -> NewestScan:
-        """Return the pieces of the newest value of each key, in one snapshot; see `plan_newest`."""
+        """Return the pieces of the newest value of each key, in one snapshot; see `plan_newest_scan`."""
         store, hasher, now = self._environment.store, self._hasher, self._environment.clock.now_ms()
-        return self.read_snapshot(lambda reader: plan_newest(store, reader, hasher, now))
+        return self.read_snapshot(lambda reader: plan_newest_scan(store, reader, hasher, now))
 
     def tables(self, piece: ScanPiece, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the messages of a piece of a scan as tables of these columns; see `ScanPiece.tables`."""
@@ -393,7 +393,7 @@ class Topic:
 
     def _first_messages(self, batches: Generator[pa.RecordBatch, None, None], limit: int | None) -> Iterator[Message]:
         with closing(batches):
-            yield from islice(messages(batches, self.name.partition), limit)
+            yield from islice(assemble_messages(batches, self.name.partition), limit)
 
     def last_message_id(self, read_compacted: bool = False) -> MessageId:
         """Return the id of the last message that a reader with this flag gets; EARLIEST (-1:-1) if there is none (R6).

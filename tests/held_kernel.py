@@ -14,13 +14,13 @@ TIMEOUT = 30.0
 class HeldKernel:
     """Asynchronous flushes that end when a test says so; at most `room` are begun."""
 
-    is_possible = True
+    is_supported = True
 
     def __init__(self, room: int = 1_000) -> None:
         self._room = room
         self._begun: SimpleQueue[tuple[int, FlushEnd]] = SimpleQueue()
 
-    def begin(self, flushes: Sequence[tuple[int, FlushEnd]]) -> int:
+    def begin_flushes(self, flushes: Sequence[tuple[int, FlushEnd]]) -> int:
         taken = flushes[: self._room]
         self._room -= len(taken)
         for flush in taken:

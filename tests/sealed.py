@@ -33,7 +33,7 @@ from storage.ledger.manifest import Manifest
 from storage.ledger.object_check import check_compacted_objects
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.sealing import Sealer
-from storage.log.bulk_append import to_rows
+from storage.log.bulk_append import to_ledger_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import LedgerRecord, LogPosition, MessageId, StoredObject, TopicName
 from storage.objects.interface import ObjectStore
@@ -76,7 +76,7 @@ def seal_history(
     """Seal each table (INPUT_SCHEMA) as a ledger of its own; all rows, and the ledgers."""
     tables, next_offset = [], 0
     for number, content in enumerate(history):
-        tables.append(to_rows(content, first_ledger_id + number, next_offset, NOW))
+        tables.append(to_ledger_rows(content, first_ledger_id + number, next_offset, NOW))
         next_offset += len(content)
     return pa.concat_tables(tables), [seal(store, table, hasher) for table in tables]
 

@@ -60,10 +60,10 @@ class SteppedWriter(SegmentWriter):
 
     def flush_if_due(self) -> bool:
         """Do as a committing thread does when the time of a flush may have come. Return whether it flushed."""
-        descriptor = self._commits.begin()
+        descriptor = self._commits.begin_commit()
         if descriptor is not None:
             os.fdatasync(descriptor)
-            self._commits.end_flush(None)
+            self._commits.complete_flush(None)
         return descriptor is not None
 
     def __enter__(self) -> Self:
@@ -178,8 +178,8 @@ class EndingQueues:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._queues: list[GroupCommit] = []
-        self._end = GroupCommit.end
-        monkeypatch.setattr(GroupCommit, "end", lambda *arguments, **options: self._record(*arguments, **options))
+        self._end = GroupCommit.close
+        monkeypatch.setattr(GroupCommit, "close", lambda *arguments, **options: self._record(*arguments, **options))
 
     def _record(self, queue: GroupCommit, refusal: CompactorError, *, drop: bool) -> None:
         self._queues.append(queue)

@@ -35,7 +35,7 @@ from storage.kafka.record_batch import (
     read_batches,
 )
 from storage.kafka.records import decode_batches
-from storage.kafka.transactions import CommittedBatches, TransactionScan
+from storage.kafka.transactions import CommittedBatchFilter, TransactionScan
 from storage.log.bulk_append import SOURCE_SCHEMA
 
 READ_BYTES = 16 << 20
@@ -132,7 +132,7 @@ class PartitionReader:
         self._producer = producer
         self._empty_values = empty_values
         self._next_offset = 0
-        self._committed: CommittedBatches | None = None
+        self._committed: CommittedBatchFilter | None = None
         self.omitted = OmittedRecords()
 
     def tables(self) -> Iterator[pa.Table]:
@@ -165,7 +165,7 @@ class PartitionReader:
             elif self._committed.accepts(batch) if self._committed is not None else not batch.is_control:
                 yield batch
 
-    def _scan_transactions(self, number: int, position: int) -> CommittedBatches:
+    def _scan_transactions(self, number: int, position: int) -> CommittedBatchFilter:
         """Scan the segments from a batch on for the outcome of each transaction. Return the filter that accepts
         committed batches."""
         scan = TransactionScan()
@@ -173,8 +173,8 @@ class PartitionReader:
             with self._add_segment_name_to_errors(later):
                 for batch in self._read_batches(later, position if later == number else 0, verify=False):
                     scan.add(batch)
-        self.omitted.open_from, self.omitted.open_producer = scan.last_stable_offset, scan.open_producer
-        return CommittedBatches(scan.aborted)
+        self.omitted.open_from, self.omitted.open_producer = scan.last_stable_offset, scan.oldest_open_producer
+        return CommittedBatchFilter(scan.aborted)
 
     def _read_batches(self, number: int, position: int, *, verify: bool) -> Iterator[RecordBatch]:
         """Yield the batches of a segment from a position on. Raises InvalidRecord for damage, except at the end of the

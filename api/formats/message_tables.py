@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from api.formats.text_encoding import TextEncoding
-from storage.entries.chunk_assembler import ChunkAssembler, assembled, row_messages
+from storage.entries.chunk_assembler import ChunkAssembler, assemble_chunks, row_messages
 from storage.errors import InvalidInput
 from storage.ledger import rows
 from storage.ledger.rows import RowType
@@ -55,7 +55,7 @@ def assemble_chunked_messages(
             continue
         rows: list[dict[str, Any]] = []
         size = 0
-        for item in assembled(row_messages(iter([batch]), partition), assembler):
+        for item in assemble_chunks(row_messages(iter([batch]), partition), assembler):
             rows.append(
                 {"ledger_id": item.message_id.ledger_id, "entry_id": item.message_id.entry_id}
                 | {"batch_index": item.message_id.batch_index, "properties": list(item.properties.items()) or None}

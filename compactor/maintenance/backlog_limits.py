@@ -40,7 +40,7 @@ from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRec
 from storage.model import LedgerRecord, LogPosition, TopicName
 from storage.options.policies import EVICT, HOLD, TopicPolicies
 from storage.positions import StartOffset
-from storage.reading.snapshot_reader import SnapshotReader, last_of
+from storage.reading.snapshot_reader import SnapshotReader, last_position_of
 from storage.topic import Topic
 
 TARGET_AFTER_EVICTION = 0.9
@@ -247,7 +247,9 @@ class BacklogLimits:
     def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
         """Acknowledge, for these subscriptions, all messages below an offset."""
         moving = [record for record in waiting if record.mark_delete_offset + 1 < offset]
-        lasts = {item.offset: item for item in map(last_of, opened.snapshot().extents) if item} if moving else {}
+        lasts = (
+            {item.offset: item for item in map(last_position_of, opened.snapshot().extents) if item} if moving else {}
+        )
 
         def locate(target: int) -> LogPosition | None:
             try:
@@ -304,7 +306,7 @@ class BacklogLimits:
 def _extents_from(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRecord | SegmentRecord]:
     """Yield the extents with messages from an offset on. `end`: end of the topic."""
     for extent in reader.extents if offset < end else ():
-        last = last_of(extent)
+        last = last_position_of(extent)
         if last is None or last.offset >= offset:
             yield extent
 

@@ -38,7 +38,7 @@ from storage.model import LedgerRecord, MessageId
 from storage.options.policies import TopicPolicies
 from storage.options.resolution import PolicyResolution
 from storage.positions import StartTime
-from storage.reading.compacted_loss import check_compacted
+from storage.reading.compacted_loss import check_compacted_ledger
 from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
 
@@ -117,7 +117,7 @@ class Retention:
     def _check_compacted(self, topic: TopicRecord) -> None:
         """Raise DataLoss unless the compacted ledger that the topic has now, if any, is whole (R8)."""
         store = self.environment.store
-        Topic(self.environment, topic).read_snapshot(lambda reader: check_compacted(store, reader.snapshot))
+        Topic(self.environment, topic).read_snapshot(lambda reader: check_compacted_ledger(store, reader.snapshot))
 
     def _cursors(self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool) -> list[CursorRecord]:
         """Return the topic's cursors, with `__compaction` if compaction is enabled.

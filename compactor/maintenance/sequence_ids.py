@@ -15,13 +15,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from storage.entries.sequence_ids import SequenceId, last_complete_number
+from storage.entries.sequence_ids import SequenceId, last_complete_sequence_number
 from storage.environment import Environment
 from storage.errors import DataLoss, SegmentNotLocal
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.records import TopicRecord
 from storage.model import SourceProgress, merged_progress
-from storage.reading.snapshot_reader import last_of
+from storage.reading.snapshot_reader import last_position_of
 from storage.topic import Topic
 
 LOG = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
                 remedy,
                 public=f"the sequence ids of producers of {topic.name} are not stored",
             ) from error
-    known = {name: last_complete_number(sequence) for name, sequence in highest.items()}
+    known = {name: last_complete_sequence_number(sequence) for name, sequence in highest.items()}
     merged = ProducerSequences(end, None if stored.highest is None else known, sources or None).merged(stored)
     sequences.store(topic.id, replace(merged, highest=_bounded(merged.highest, len(stored.highest or ()))))
 
@@ -82,7 +82,7 @@ def _bounded(highest: Mapping[str, int] | None, present: int) -> Mapping[str, in
 
 def _after_damage(environment: Environment, topic: TopicRecord, offset: int, below: int, error: DataLoss) -> int:
     """Return the offset after the unreadable ledger or segment at an offset."""
-    lasts = (last_of(extent) for extent in environment.metadata.topic_snapshot(topic.id).extents)
+    lasts = (last_position_of(extent) for extent in environment.metadata.topic_snapshot(topic.id).extents)
     end = next((last.offset + 1 for last in lasts if last is not None and last.offset >= offset), below)
     LOG.warning(
         "%s: the sequence ids of producers, and the positions of replicated entries, at offsets %d to %d are lost, so "

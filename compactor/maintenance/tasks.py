@@ -147,7 +147,7 @@ class Maintenance:
     def _sweep(self) -> None:
         failing: dict[str, ErrorText] = {}
         manager = LogManager(self.environment)
-        manager.roll_old(failing)
+        manager.roll_old_segments(failing)
         manager.remove_sealed_files(errors=failing)
         for name, reason in failing.items():
             _log.warning("%s: %s: %s", MaintenanceTask.SWEEP, name, reason)

@@ -46,8 +46,8 @@ _UNREADABLE = (IndexError, StructError, ValueError, DecodeError)
 
 @dataclass(slots=True)
 class Messages:
-    """Messages in lists. `keys`, `payloads`, `sequence_ids`: one for each message; the others name rows that have a
-    value.
+    """The decoded fields of messages, as lists. `keys`, `payloads` and `sequence_ids` have one value for each message;
+    the other lists name only the rows that have a value.
 
     Numbers are as on the wire, unsigned. `property_counts`: (message, the number of its own `properties`), ascending.
     """
@@ -73,22 +73,22 @@ def split_batch(
     batch_metadata: MessageMetadata,
     protobuf_only: bool = False,
 ) -> Messages:
-    """Return the `count` messages that `data` holds. Raises Undecodable unless it holds exactly these.
+    """Decode the payload of a batch into its `count` messages. Raises Undecodable unless `data` holds exactly these.
 
     `sequence_id`, `event_time`: the batch's, for messages without their own; `batch_metadata`: the remaining metadata
     of the batch.
     """
     if not protobuf_only:
         with suppress(*_UNREADABLE):  # another layout may be read beyond its end
-            return _split(data, count, sequence_id, event_time, batch_metadata, by_hand=True)
+            return _parse_messages(data, count, sequence_id, event_time, batch_metadata, known_layout=True)
     try:
-        return _split(data, count, sequence_id, event_time, batch_metadata, by_hand=False)
+        return _parse_messages(data, count, sequence_id, event_time, batch_metadata, known_layout=False)
     except _UNREADABLE as error:
         raise Undecodable(f"a batch of {count} messages is damaged: {error}") from error
 
 
-def _split(
-    data: bytes, count: int, batch_sequence_id: int, batch_event_time: int, rest: MessageMetadata, by_hand: bool
+def _parse_messages(
+    data: bytes, count: int, batch_sequence_id: int, batch_event_time: int, rest: MessageMetadata, known_layout: bool
 ) -> Messages:
     messages = Messages()
     keys, payloads, sequence_ids = messages.keys, messages.payloads, messages.sequence_ids
@@ -98,13 +98,13 @@ def _split(
     for row in range(count):
         at = position + 4
         end = at + size_at(data, position)[0]
-        known = by_hand
+        known = known_layout
         key: bytes | None = None
         payload_size, sequence_id, event_time, in_base64, is_null, dropped = -1, batch_sequence_id, -1, 0, 0, 0
         before = len(property_keys)
         while at < end and data[at] == PROPERTY and known:
             value_at = at + 4 + data[at + 3]
-            if _plain_property(data, at, value_at):
+            if _is_plain_property(data, at, value_at):
                 property_keys.append(data[at + 4 : value_at].decode())
                 at += 2 + data[at + 1]
                 property_values.append(data[value_at + 2 : at].decode())
@@ -153,8 +153,8 @@ def _split(
             in_base64 = single.partition_key_b64_encoded
             sequence_id = single.sequence_id if single.HasField("sequence_id") else batch_sequence_id
             event_time = single.event_time if single.HasField("event_time") else -1
-            add_properties(single, property_keys, property_values)
-            own = _own_rest(single, rest)
+            collect_properties(single, property_keys, property_values)
+            own = _encode_message_rest(single, rest)
             if own is not None:
                 messages.metadata.append((row, own))
         position = end + payload_size
@@ -179,8 +179,9 @@ def _split(
     return messages
 
 
-def _plain_property(data: bytes, at: int, value_at: int) -> bool:
-    """Return whether a property is at `at` as producers write it: only its two fields, each length in one byte."""
+def _is_plain_property(data: bytes, at: int, value_at: int) -> bool:
+    """Return whether the bytes at `at` are a property as producers encode it: only a key and a value, each with its
+    length in one byte. `value_at`: the position where its value must begin."""
     return (
         data[at + 1] < MORE
         and data[at + 2] == PROPERTY_KEY
@@ -189,10 +190,11 @@ def _plain_property(data: bytes, at: int, value_at: int) -> bool:
     )
 
 
-def add_properties(
+def collect_properties(
     metadata: MessageMetadata | SingleMessageMetadata, property_keys: list[str], property_values: list[str]
 ) -> None:
-    """Append the properties of a message. Raises Undecodable if any of them is not UTF-8."""
+    """Append the keys and values of a message's properties to two lists. Raises Undecodable if any of them is not
+    UTF-8."""
     for item in metadata.properties:
         # protobuf gives bytes that are not UTF-8 as they are
         if not isinstance(item.key, str) or not isinstance(item.value, str):
@@ -201,8 +203,9 @@ def add_properties(
         property_values.append(item.value)
 
 
-def _own_rest(single: SingleMessageMetadata, rest: MessageMetadata) -> bytes | None:
-    """Return `rest` with the fields of the message that are no columns, or None if there are none."""
+def _encode_message_rest(single: SingleMessageMetadata, rest: MessageMetadata) -> bytes | None:
+    """Return the metadata of one message that no column holds, merged into that of its batch, as protobuf bytes; None:
+    the message has none of its own. `rest`: the batch's metadata."""
     own = MessageMetadata()
     if single.HasField("ordering_key"):
         own.ordering_key = single.ordering_key

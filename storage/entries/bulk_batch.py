@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from storage.entries.even_batches import even_messages
 from storage.entries.field_tags import (
     BASE64,
     COMPACTED_OUT,
@@ -32,6 +31,7 @@ from storage.entries.field_tags import (
     PROPERTY_VALUE,
     SEQUENCE_ID,
 )
+from storage.entries.uniform_batches import decode_uniform_messages
 from storage.slices import I64, Flags, Spans, slices
 
 LEAST_MESSAGES = 200
@@ -57,7 +57,8 @@ _SEARCHED_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch: its uncompressed bytes, and the values of messages that have none of their own, unsigned."""
+    """A batch to decode: its uncompressed bytes, its number of messages, and the sequence id and event time for
+    messages that have none of their own, unsigned."""
 
     data: bytes | memoryview
     count: int
@@ -65,15 +66,15 @@ class Batch:
     event_time: int
 
     @property
-    def message_size(self) -> int:
-        """The size of each message, if all have one size; 0: they cannot have one."""
+    def uniform_message_size(self) -> int:
+        """The size in bytes of each message, if all messages of the batch can have the same size; 0: they cannot."""
         size, rest = divmod(len(self.data), self.count)
         return 0 if rest else size
 
 
 @dataclass(frozen=True, slots=True)
 class BatchColumns:
-    """Messages of batches in order, shape (n,). `event_times` 0: none.
+    """The decoded messages of several batches in order, as columns of shape (n,). `event_times` 0: none.
 
     `property_rows`: the row of each of the properties, ascending, whose keys and values follow.
     """
@@ -89,8 +90,8 @@ class BatchColumns:
 
 
 class DecodedBatches(NamedTuple):
-    """Neighbouring batches: `end` is the number of the batch after them. `decoded`: True for those that are decoded
-    here, shape (batches,); their messages are in `columns`. None: no batch is."""
+    """The result for a group of neighbouring batches. `end`: the number of the batch after the group. `decoded`: a mask
+    of the batches that were decoded, shape (batches,); `columns`: their messages, None if no batch was decoded."""
 
     end: int
     columns: BatchColumns | None
@@ -98,54 +99,61 @@ class DecodedBatches(NamedTuple):
 
 
 def decode_batches(batches: Sequence[Batch]) -> Iterator[DecodedBatches]:
-    """Yield all batches, some neighbours at a time, at least once; the caller decodes those of another layout."""
+    """Decode batches in groups of neighbours; yield the result of each group, at least one. The caller decodes the
+    batches of another layout, which a result marks as not decoded."""
     end = 0
-    for neighbours in _neighbours(batches):
+    for neighbours in _group_neighbours(batches):
         end += len(neighbours)
         if sum(batch.count for batch in neighbours) < LEAST_MESSAGES:
             yield DecodedBatches(end, None, np.zeros(len(neighbours), bool))
         else:
-            yield _decoded(end, neighbours)
+            yield _decode_group(end, neighbours)
 
 
-def _neighbours(batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
-    """Yield all batches, in order, together until they have `_BLOCK_MESSAGES` messages or `_BLOCK_BYTES` bytes.
+def _group_neighbours(batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
+    """Yield all batches in order, in groups that end at `_BLOCK_MESSAGES` messages or `_BLOCK_BYTES` bytes.
 
-    Many messages of one size stay apart from others.
+    Batches with many messages of one size are in groups of their own.
     """
     first = messages = size = message_size = 0
     for number, batch in enumerate(batches):
         is_full = messages >= _BLOCK_MESSAGES or size >= _BLOCK_BYTES
-        if number > first and (is_full or (message_size not in (0, batch.message_size) and messages >= _EVEN_MESSAGES)):
+        if number > first and (
+            is_full or (message_size not in (0, batch.uniform_message_size) and messages >= _EVEN_MESSAGES)
+        ):
             yield batches[first:number]
             first, messages, size = number, 0, 0
-        message_size = batch.message_size if number == first or batch.message_size == message_size else 0
+        message_size = (
+            batch.uniform_message_size if number == first or batch.uniform_message_size == message_size else 0
+        )
         messages, size = messages + batch.count, size + len(batch.data)
     yield batches[first:]
 
 
-def _decoded(end: int, batches: Sequence[Batch]) -> DecodedBatches:
-    """Return the batches before number `end`."""
+def _decode_group(end: int, batches: Sequence[Batch]) -> DecodedBatches:
+    """Decode neighbouring batches together; return their messages, and which of the batches were decoded. `end`: the
+    number of the batch after them."""
     data = b"".join([*(batch.data for batch in batches), _PADDING])
-    sizes = {batch.message_size for batch in batches}
-    columns = _even_columns(batches, data, sizes.pop()) if len(sizes) == 1 else None
+    sizes = {batch.uniform_message_size for batch in batches}
+    columns = _decode_uniform_batches(batches, data, sizes.pop()) if len(sizes) == 1 else None
     if columns is not None:
         return DecodedBatches(end, columns, np.ones(len(batches), bool))
-    block = _Block(batches, data)
+    block = _MessageBlock(batches, data)
     return DecodedBatches(end, block.columns() if block.regular.any() else None, block.regular)
 
 
-def _even_columns(batches: Sequence[Batch], data: bytes, message_size: int) -> BatchColumns | None:
-    """Return the messages of batches, of one size and one layout; None: they have different ones."""
+def _decode_uniform_batches(batches: Sequence[Batch], data: bytes, message_size: int) -> BatchColumns | None:
+    """Decode batches whose messages all have one size and one layout, and return their columns; None: sizes or layouts
+    differ."""
     counts = [batch.count for batch in batches]
-    messages = even_messages(data, sum(counts), message_size) if message_size else None
+    messages = decode_uniform_messages(data, sum(counts), message_size) if message_size else None
     if messages is None:
         return None
     sequence_ids, event_times = messages.sequence_ids, messages.event_times
     if sequence_ids is None:
-        sequence_ids = _repeated([batch.sequence_id for batch in batches], counts)
+        sequence_ids = _repeat_for_messages([batch.sequence_id for batch in batches], counts)
     if event_times is None:
-        event_times = _repeated([batch.event_time for batch in batches], counts)
+        event_times = _repeat_for_messages([batch.event_time for batch in batches], counts)
     compacted_out = np.zeros(sum(counts), bool)
     no_rows, no_texts = np.empty(0, np.int64), pa.array([], pa.string())
     return BatchColumns(
@@ -153,7 +161,7 @@ def _even_columns(batches: Sequence[Batch], data: bytes, message_size: int) -> B
     )
 
 
-class _Located:
+class _MessagePositions:
     """The joined bytes of batches, followed by _PADDING, and the positions of their messages in them.
 
     `counts`: the messages of each batch; `ends`: the end of each batch; `starts`: the position of each message, −1
@@ -166,11 +174,11 @@ class _Located:
         self.words: I64 = np.ndarray(len(data) - _WORD + 1, "<i8", data, strides=(1,))
         self.counts = np.fromiter((batch.count for batch in batches), np.int64, len(batches))
         self.ends = np.cumsum(np.fromiter((len(batch.data) for batch in batches), np.int64, len(batches)))
-        self.starts = self._located(np.append(0, self.ends[:-1]))
+        self.starts = self._locate_messages(np.append(0, self.ends[:-1]))
 
-    def _located(self, firsts: I64) -> I64:
-        """Return the position of each message; -1 where it is not known. `firsts`: the begin of each batch."""
-        candidates = self._candidates()
+    def _locate_messages(self, firsts: I64) -> I64:
+        """Return the position of each message; -1 where it is not known. `firsts`: the start of each batch."""
+        candidates = self._find_candidates()
         known = np.append(candidates, -1)
         begins, stops = np.searchsorted(candidates, firsts), np.searchsorted(candidates, self.ends)
         rows = np.cumsum(self.counts) - self.counts
@@ -179,12 +187,12 @@ class _Located:
         starts: I64 = known[np.minimum(numbers, len(candidates))]
         starts[np.repeat(surplus != 0, self.counts)] = -1
         for batch in np.flatnonzero(surplus > 0).tolist():
-            chain = self._followed(candidates[begins[batch] : stops[batch]], int(self.counts[batch]))
+            chain = self._follow_chain(candidates[begins[batch] : stops[batch]], int(self.counts[batch]))
             starts[rows[batch] : rows[batch] + len(chain)] = chain
         return starts
 
-    def _candidates(self) -> I64:
-        """Return the positions, ascending, where bytes look like the begin of a message."""
+    def _find_candidates(self) -> I64:
+        """Return the positions, ascending, where the bytes look like the start of a message."""
         data = np.frombuffer(self.data, np.uint8)
         pieces = [np.empty(0, np.int64)]
         for first in range(0, self.end, _SEARCHED_BYTES):
@@ -197,9 +205,10 @@ class _Located:
         # Of two neighbours the second has the size of the first as the high byte of its own.
         return at[np.diff(at, prepend=-2) > 1]
 
-    def _followed(self, candidates: I64, count: int) -> I64:
-        """Return the positions of the first messages, up to `count`, of which each ends where the next begins."""
-        after = self._after(candidates)
+    def _follow_chain(self, candidates: I64, count: int) -> I64:
+        """Return the positions of a batch's first messages, at most `count`, as far as each message ends where the next
+        candidate begins."""
+        after = self._message_ends(candidates)
         successors = np.searchsorted(candidates, after)
         is_known = np.append(candidates, -1)[successors] == after
         following = np.where(is_known & (after > candidates), successors, -1).tolist()
@@ -208,8 +217,9 @@ class _Located:
             chain.append(number)
         return candidates[chain]
 
-    def _after(self, starts: I64) -> I64:
-        """Return the ends of the messages at `starts`; of another layout, any position."""
+    def _message_ends(self, starts: I64) -> I64:
+        """Return the position after each message that begins at `starts`; an arbitrary position for a message of
+        another layout."""
         words = self.words[starts].byteswap()
         metadata = (words >> 32) & _U32
         tags, lengths = (words >> 24) & 0xFF, (words >> 16) & 0xFF
@@ -222,26 +232,27 @@ class _Located:
             words = self.words[at[rows]]
             tags[rows], lengths[rows] = words & 0xFF, (words >> 8) & 0xFF
         lengths = np.where(tags == KEY, lengths, -2)
-        payload, _ = _numbers(self.words[at + 3 + lengths])
+        payload, _ = _decode_varints(self.words[at + 3 + lengths])
         return starts + 4 + metadata + payload
 
 
-class _Block:
-    """The messages of some batches, side by side. `regular`: the batches whose layout is the expected one.
+class _MessageBlock:
+    """A decoder of the messages of some batches, side by side. `regular`: a mask of the batches whose layout is the
+    expected one.
 
     Arrays have a value for each message, shape (n,).
     """
 
     def __init__(self, batches: Sequence[Batch], data: bytes) -> None:
-        located = _Located(batches, data)
+        located = _MessagePositions(batches, data)
         self._words, self._data, self._end = located.words, located.data, located.end
         counts, ends, starts = located.counts, located.ends, located.starts
         self._counts = counts
         self._known = starts >= 0
-        self._sequence_ids = _repeated([batch.sequence_id for batch in batches], counts)
-        self._event_times = _repeated([batch.event_time for batch in batches], counts)
+        self._sequence_ids = _repeat_for_messages([batch.sequence_id for batch in batches], counts)
+        self._event_times = _repeat_for_messages([batch.event_time for batch in batches], counts)
         self._properties = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        self._parse(np.maximum(starts, 0))
+        self._parse_fields(np.maximum(starts, 0))
         last = np.cumsum(counts) - 1
         following = np.append(starts[1:], 0)
         following[last] = ends
@@ -249,14 +260,15 @@ class _Block:
         self.regular = np.logical_and.reduceat(self._known, last - counts + 1)
         self._property_rows, self._texts = self._read_properties()
 
-    def _parse(self, starts: I64) -> None:
-        """Read the fields of the messages."""
+    def _parse_fields(self, starts: I64) -> None:
+        """Parse the metadata of the messages that begin at `starts` into one array for each field; mark messages of
+        another layout as not known."""
         known = self._known
         at = starts + 4
         payload = at + ((self._words[starts].byteswap() >> 32) & _U32)
         known &= payload <= self._end
         payload = np.minimum(payload, self._end)
-        self._parse_properties(at, payload)
+        self._skip_properties(at, payload)
         words = self._words[at]
         key_size = np.where((words & 0xFF == KEY) & (at < payload), (words >> 8) & 0xFF, -1)
         self._key, self._key_size, self._payload = at + 2, key_size, payload
@@ -278,7 +290,7 @@ class _Block:
             rows: Any = slice(None) if active.all() else np.flatnonzero(active)
             words = self._words[at[rows]]
             tags = words & 0xFF
-            numbers, sizes = _numbers(words >> 8)
+            numbers, sizes = _decode_varints(words >> 8)
             at[rows] += 1 + sizes
             is_known = np.zeros(len(tags), bool)
             for tag, values in fields.items():
@@ -297,8 +309,9 @@ class _Block:
         self._compacted_out = fields[COMPACTED_OUT] != 0
         self._null = self._compacted_out | (fields[NULL_VALUE] != 0)
 
-    def _parse_properties(self, at: I64, payload: I64) -> None:
-        """Move the positions `at` after the properties that begin there."""
+    def _skip_properties(self, at: I64, payload: I64) -> None:
+        """Move each position in `at` past the properties that begin there, and record the positions of these
+        properties."""
         for _ in range(_MOST_PROPERTIES):
             words = self._words[at]
             rows = np.flatnonzero(self._known & (words & 0xFF == PROPERTY) & (at < payload))
@@ -318,7 +331,7 @@ class _Block:
             at[rows] = np.minimum(end, payload[rows])
 
     def _read_properties(self) -> tuple[I64, list[pa.Array]]:
-        """Return the row of each property of the regular batches, ascending, and the keys and values.
+        """Return the properties of the regular batches: the row of each, ascending, and the arrays of keys and values.
 
         If a property is not UTF-8, all batches with properties are left to batch.py.
         """
@@ -338,7 +351,7 @@ class _Block:
         return rows, texts
 
     def columns(self) -> BatchColumns:
-        """Return the messages of the regular batches."""
+        """Return the messages of the regular batches as columns."""
         is_regular = np.repeat(self.regular, self._counts)
         rows: Any = slice(None) if is_regular.all() else np.flatnonzero(is_regular)
         key_size = self._key_size[rows]
@@ -360,13 +373,15 @@ class _Block:
         )
 
 
-def _repeated(numbers: list[int], counts: Sequence[int] | I64) -> I64:
-    """Return the number of each batch, unsigned, for each of its messages."""
+def _repeat_for_messages(numbers: list[int], counts: Sequence[int] | I64) -> I64:
+    """Return the number of each batch once for each of its messages; unsigned numbers become signed ones with the same
+    bits."""
     return np.repeat(np.array(numbers, np.uint64).view(np.int64), counts)
 
 
-def _numbers(words: I64) -> tuple[I64, I64]:
-    """Return the numbers at the low ends of `words`, and their sizes in bytes; 8 and more: longer than 7 bytes."""
+def _decode_varints(words: I64) -> tuple[I64, I64]:
+    """Decode the protobuf varint at the low end of each word; return the numbers, and their sizes in bytes. A size of 8
+    or more: the number is longer than 7 bytes, and its value is not valid."""
     values = words & 0x7F
     more = (words >> 7) & 1
     sizes = more + 1

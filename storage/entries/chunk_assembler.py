@@ -41,44 +41,47 @@ _ROWS_BYTES = 1 << 20
 
 
 @dataclass
-class _Pending:
-    """A message that is not complete yet; `bytes` of its payloads."""
+class _IncompleteMessage:
+    """A chunked message that is not complete yet: its chunks so far, and the `bytes` of their payloads."""
 
     chunks: list[Message] = field(default_factory=list)
     bytes: int = 0
 
 
 class ChunkAssembler:
-    """An assembler of chunks, in order. `dropped_messages`: incomplete messages dropped because of the limits."""
+    """An assembler of chunked messages, from chunks that are added in order. `dropped_messages`: the number of
+    incomplete messages that were dropped because of the limits."""
 
     def __init__(self, max_messages: int = MAX_PENDING, max_bytes: int = MAX_PENDING_BYTES) -> None:
         self._max_messages, self._max_bytes = max_messages, max_bytes
-        self._pending: dict[tuple[str | None, bytes | None, int | None], _Pending] = {}
+        self._pending: dict[tuple[str | None, bytes | None, int | None], _IncompleteMessage] = {}
         self._bytes = 0
         self.dropped_messages = 0
 
     @property
     def oldest_incomplete(self) -> Message | None:
-        """The first chunk of the incomplete message that began first; None: none is incomplete."""
+        """The first chunk of the incomplete message that began first; None: no message is incomplete."""
         return next(iter(self._pending.values())).chunks[0] if self._pending else None
 
-    def oldest_since(self, publish_time: int) -> Message | None:
-        """Return the first chunk of the oldest incomplete message that began at a publish time or later, or None."""
+    def oldest_incomplete_since(self, publish_time: int) -> Message | None:
+        """Return the first chunk of the oldest incomplete message that began at `publish_time` (ms) or later; None:
+        there is none."""
         firsts = (pending.chunks[0] for pending in self._pending.values())
         return next((first for first in firsts if first.publish_time >= publish_time), None)
 
     def add(self, chunk: Message) -> Message | None:
-        """Add a chunk; return the message that it completes, or None."""
+        """Add the next chunk of any chunked message; return the whole message if this chunk completes it, otherwise
+        None."""
         identity = (chunk.chunk_uuid, chunk.key, chunk.chunk_count)
         if chunk.chunk_index == 0:
-            self._drop(identity)
-            self._pending[identity] = _Pending()
+            self._remove_pending(identity)
+            self._pending[identity] = _IncompleteMessage()
         pending = self._pending.get(identity)
         if pending is None or chunk.chunk_index != len(pending.chunks):
             return None
         pending.chunks.append(chunk)
         if len(pending.chunks) == chunk.chunk_count:
-            self._drop(identity)
+            self._remove_pending(identity)
             return join_chunks(pending.chunks)
         pending.bytes += len(chunk.payload or b"")
         self._bytes += len(chunk.payload or b"")
@@ -89,25 +92,27 @@ class ChunkAssembler:
     def _drop_oldest(self) -> None:
         identity = next(iter(self._pending))
         first = self._pending[identity].chunks[0]
-        self._drop(identity)
+        self._remove_pending(identity)
         self.dropped_messages += 1
         _log.warning(
             "dropped the chunked message %s, which began at %s: more than %d messages or %d bytes were incomplete",
             identity[0], first.message_id, self._max_messages, self._max_bytes,
         )  # fmt: skip
 
-    def _drop(self, identity: tuple[str | None, bytes | None, int | None]) -> None:
+    def _remove_pending(self, identity: tuple[str | None, bytes | None, int | None]) -> None:
         pending = self._pending.pop(identity, None)
         self._bytes -= pending.bytes if pending else 0
 
 
-def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Yield record batches of `rows.SCHEMA` as messages, with chunked messages assembled (P10)."""
-    return assembled(row_messages(batches, partition))
+def assemble_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
+    """Yield the messages in record batches of rows (rows.SCHEMA); a chunked message is assembled, and yielded at its
+    last chunk (P10)."""
+    return assemble_chunks(row_messages(batches, partition))
 
 
 def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Yield each row of record batches of `rows.SCHEMA` as a message, each chunk on its own.
+    """Yield each row of record batches (rows.SCHEMA) as a message; a chunk of a chunked message is a message of its
+    own.
 
     Up to 1,024 rows are converted at once, fewer if they are large.
     """
@@ -127,8 +132,9 @@ def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[
                 )
 
 
-def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = None) -> Iterator[Message]:
-    """Yield `messages` in order, each chunked one once, at its last chunk. `assembler` None: begin with a new one."""
+def assemble_chunks(messages: Iterable[Message], assembler: ChunkAssembler | None = None) -> Iterator[Message]:
+    """Yield messages in order; a chunked message is assembled from its chunks, and yielded once, at its last chunk.
+    `assembler` None: a new one is used."""
     assembler = assembler or ChunkAssembler()
     for message in messages:
         whole = assembler.add(message) if message.is_chunk else message
@@ -137,9 +143,10 @@ def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = No
 
 
 def join_chunks(chunks: Sequence[Message]) -> Message:
-    """Return the one message that `chunks` form, decompressed. `chunks`: all of its chunks, in order.
+    """Join the chunks of one message into the message, and decompress its payload. `chunks`: all of its chunks, in
+    order.
 
-    Its payload is None if no chunk has one. A few bytes may claim any size: a payload of more than MAX_PENDING_BYTES is
+    The payload is None if no chunk has one. A few bytes may claim any size: a payload of more than MAX_PENDING_BYTES is
     returned as it is stored, and so is one that cannot be decompressed (P8).
     """
     payloads = [chunk.payload for chunk in chunks if chunk.payload is not None]

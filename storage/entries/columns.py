@@ -25,7 +25,7 @@ from storage.model import SourcePosition
 
 @dataclass(frozen=True, slots=True)
 class EntryFields:
-    """The common fields of the rows of one entry. `producer` None: not known, and so no sequence id either.
+    """The fields that all rows of one entry have in common. `producer` None: not known, and so no sequence id either.
 
     `batched`: its rows are the slots of a batch, from index 0. Otherwise its first row is the entry itself (index -1).
     `source`: the position of a replicated entry at its source.
@@ -44,7 +44,8 @@ class EntryFields:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRow:
-    """The chunk columns of one row."""
+    """The place of a chunk in its message: the uuid of the chunked message, the index of the chunk from 0, and the
+    number of chunks."""
 
     uuid: str
     index: int
@@ -55,7 +56,7 @@ _CHUNK_COLUMNS = ("chunk_uuid", "chunk_index", "chunk_count")
 
 
 class RowColumns:
-    """The columns of the rows that were added."""
+    """A builder of ledger rows, column by column: `add` appends the rows of an entry, `table` returns all rows."""
 
     def __init__(self) -> None:
         self._entries: list[EntryFields] = []
@@ -64,11 +65,12 @@ class RowColumns:
         self._chunks: list[tuple[int, ChunkRow]] = []
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows that were added."""
         return len(self._all.keys)
 
     def add(self, entry: EntryFields, messages: Messages, chunk: ChunkRow | None = None) -> None:
-        """Append the rows of one entry; `chunk`: of its single row."""
+        """Append the rows of one entry, one for each of `messages`. `chunk`: the chunk that its single row is; None: it
+        is none."""
         first, whole = len(self._all.keys), self._all
         self._entries.append(entry)
         self._counts.append(len(messages.keys))
@@ -86,39 +88,46 @@ class RowColumns:
         whole.metadata += [(first + row, value) for row, value in messages.metadata]
 
     def table(self, ledger_id: int) -> pa.Table:
-        """Return all rows (rows.SCHEMA)."""
+        """Return all rows that were added as a table (rows.SCHEMA) of the ledger `ledger_id`."""
         count, messages = len(self), self._all
         chunk_rows = [row for row, _ in self._chunks]
-        return _table(
+        return _rows_table(
             ledger_id,
             self._entries,
             self._counts,
             messages.metadata,
             {
                 "key": messages.keys,
-                "key_base64": _flags(count, messages.base64_keys),
+                "key_base64": _row_mask(count, messages.base64_keys),
                 "payload": messages.payloads,
-                "event_time": _sparse(count, messages.event_times),
+                "event_time": _int64_or_null(count, messages.event_times),
                 "sequence_id": np.array(messages.sequence_ids, dtype=np.uint64).view(np.int64),
-                "properties": _properties(
+                "properties": _properties_column(
                     count,
                     np.array([row for row, number in messages.property_counts for _ in range(number)], dtype=np.int64),
                     pa.array(messages.property_keys, pa.string()),
                     pa.array(messages.property_values, pa.string()),
                 ),
-                "chunk_uuid": _scattered(count, chunk_rows, [chunk.uuid for _, chunk in self._chunks], pa.string()),
-                "chunk_index": _scattered(count, chunk_rows, [chunk.index for _, chunk in self._chunks], pa.int32()),
-                "chunk_count": _scattered(count, chunk_rows, [chunk.count for _, chunk in self._chunks], pa.int32()),
-                "slot": _filled(count, messages.slots),
+                "chunk_uuid": _values_or_null(
+                    count, chunk_rows, [chunk.uuid for _, chunk in self._chunks], pa.string()
+                ),
+                "chunk_index": _values_or_null(
+                    count, chunk_rows, [chunk.index for _, chunk in self._chunks], pa.int32()
+                ),
+                "chunk_count": _values_or_null(
+                    count, chunk_rows, [chunk.count for _, chunk in self._chunks], pa.int32()
+                ),
+                "slot": _int8_or_zero(count, messages.slots),
             },
         )
 
 
 def batch_table(ledger_id: int, entries: Sequence[EntryFields], batches: BatchColumns) -> pa.Table:
-    """Return the rows (rows.SCHEMA) of batches that were decoded together, which are those of `entries`."""
+    """Return the messages of batches that were decoded together as a table (rows.SCHEMA). `entries`: the fields of each
+    batch's entry, in order."""
     count = len(batches.keys)
     slots = np.where(batches.compacted_out, np.int8(rows.RowType.COMPACTED_OUT), np.int8(rows.RowType.MESSAGE))
-    return _table(
+    return _rows_table(
         ledger_id,
         entries,
         [entry.batch_size for entry in entries],
@@ -127,23 +136,25 @@ def batch_table(ledger_id: int, entries: Sequence[EntryFields], batches: BatchCo
             "key": batches.keys,
             "key_base64": np.zeros(count, dtype=bool),
             "payload": batches.payloads,
-            "event_time": _nonzero(batches.event_times),
+            "event_time": _null_for_zero(batches.event_times),
             "sequence_id": batches.sequence_ids,
-            "properties": _properties(count, batches.property_rows, batches.property_keys, batches.property_values),
+            "properties": _properties_column(
+                count, batches.property_rows, batches.property_keys, batches.property_values
+            ),
             **{name: pa.nulls(count, rows.SCHEMA.field(name).type) for name in _CHUNK_COLUMNS},
             "slot": slots,
         },
     )
 
 
-def _table(
+def _rows_table(
     ledger_id: int,
     entries: Sequence[EntryFields],
     sizes: Sequence[int],
     metadata: Sequence[tuple[int, bytes]],
     columns: dict[str, Any],
 ) -> pa.Table:
-    """Return the rows of `entries`, `sizes` of each.
+    """Return the rows of `entries` as a table (rows.SCHEMA). `sizes`: the number of rows of each entry.
 
     `columns`: the columns whose values differ within an entry; `metadata`: of the rows that have some of their own.
     """
@@ -155,7 +166,7 @@ def _table(
     unknown = np.fromiter((entry.producer is None for entry in entries), dtype=bool, count=len(counts))
 
     def each(name: str) -> Any:
-        """Return a number of each entry for its rows."""
+        """Return a column of one number of each entry, repeated for its rows."""
         values = [getattr(entry, name) for entry in entries]
         if len(set(values)) == 1:
             return rows.constant(values[0], name, length)
@@ -168,10 +179,10 @@ def _table(
         "batch_index": index if batched.all() else np.where((index > 0) | batched[entry_of], index, np.int32(-1)),
         "batch_size": each("batch_size"),
         "publish_time": each("publish_time"),
-        "producer": _repeated([entry.producer for entry in entries], entry_of, pa.string()),
+        "producer": _select_values([entry.producer for entry in entries], entry_of, pa.string()),
         "sequence_id": pa.array(columns["sequence_id"], mask=unknown[entry_of] if unknown.any() else None),
         "codec": each("codec"),
-        "metadata": _metadata([entry.metadata for entry in entries], entry_of, metadata),
+        "metadata": _metadata_column([entry.metadata for entry in entries], entry_of, metadata),
         "retained_at": rows.constant(None, "retained_at", length),
         **_source_columns([entry.source for entry in entries], counts),
     }
@@ -183,7 +194,8 @@ def _table(
 
 
 def _source_columns(sources: list[SourcePosition | None], counts: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
-    """Return the columns of the entries' positions at their source; `counts`: the rows of each entry."""
+    """Return the columns of the positions that entries have at their source; null for an entry without one. `counts`:
+    the number of rows of each entry."""
     if not any(sources):
         length = int(counts.sum())
         return {name: rows.constant(None, name, length) for name in rows.SOURCE_COLUMNS}
@@ -195,18 +207,19 @@ def _source_columns(sources: list[SourcePosition | None], counts: npt.NDArray[np
     }
 
 
-def _metadata(
+def _metadata_column(
     values: list[bytes | None], entry_of: npt.NDArray[np.int64], own: Sequence[tuple[int, bytes]]
 ) -> pa.Array:
     chosen = entry_of.copy() if own else entry_of
     for row, value in own:
         chosen[row] = len(values)
         values.append(value)
-    return _repeated(values, chosen, pa.binary())
+    return _select_values(values, chosen, pa.binary())
 
 
-def _properties(count: int, property_rows: npt.NDArray[np.int64], keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Return the column of properties. `property_rows`: the row of each property, ascending."""
+def _properties_column(count: int, property_rows: npt.NDArray[np.int64], keys: pa.Array, values: pa.Array) -> pa.Array:
+    """Return the column of properties of `count` rows; null for a row without any. `property_rows`: the row of each
+    property, ascending."""
     data_type = rows.SCHEMA.field("properties").type
     if not len(property_rows):
         return pa.nulls(count, data_type)
@@ -216,25 +229,25 @@ def _properties(count: int, property_rows: npt.NDArray[np.int64], keys: pa.Array
     return pa.MapArray.from_arrays(pa.array(offsets, mask=empty), keys, values, data_type)
 
 
-def _nonzero(values: npt.NDArray[np.int64]) -> pa.Array:
-    """Return values, null for 0."""
+def _null_for_zero(values: npt.NDArray[np.int64]) -> pa.Array:
+    """Return numbers as an array, with null in the place of 0."""
     return pa.array(values, mask=values == 0) if values.any() else pa.nulls(len(values), pa.int64())
 
 
-def _flags(count: int, chosen: list[int]) -> npt.NDArray[np.bool_]:
+def _row_mask(count: int, chosen: list[int]) -> npt.NDArray[np.bool_]:
     flags = np.zeros(count, dtype=bool)
     flags[chosen] = True
     return flags
 
 
-def _filled(count: int, pairs: list[tuple[int, int]]) -> npt.NDArray[np.int8]:
+def _int8_or_zero(count: int, pairs: list[tuple[int, int]]) -> npt.NDArray[np.int8]:
     values = np.zeros(count, dtype=np.int8)
     for row, value in pairs:
         values[row] = value
     return values
 
 
-def _sparse(count: int, pairs: list[tuple[int, int]]) -> pa.Array:
+def _int64_or_null(count: int, pairs: list[tuple[int, int]]) -> pa.Array:
     if not pairs:
         return pa.nulls(count, pa.int64())
     chosen = np.fromiter((row for row, _ in pairs), dtype=np.int64, count=len(pairs))
@@ -244,7 +257,7 @@ def _sparse(count: int, pairs: list[tuple[int, int]]) -> pa.Array:
     return pa.array(values, mask=absent)
 
 
-def _scattered(count: int, chosen: list[int], values: Sequence[object], data_type: pa.DataType) -> pa.Array:
+def _values_or_null(count: int, chosen: list[int], values: Sequence[object], data_type: pa.DataType) -> pa.Array:
     if not chosen:
         return pa.nulls(count, data_type)
     indices, absent = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
@@ -252,8 +265,8 @@ def _scattered(count: int, chosen: list[int], values: Sequence[object], data_typ
     return pa.array(values, data_type).take(pa.array(indices, mask=absent))
 
 
-def _repeated(values: list[Any], chosen: npt.NDArray[np.int64], data_type: pa.DataType) -> pa.Array:
-    """Return the values that `chosen` selects, row by row."""
+def _select_values(values: list[Any], chosen: npt.NDArray[np.int64], data_type: pa.DataType) -> pa.Array:
+    """Return the values at the indices `chosen`, one for each row, as an array."""
     if len(set(values)) == 1:
         return pa.repeat(pa.scalar(values[0], data_type), len(chosen))
     return pa.array(values, data_type).take(pa.array(chosen))

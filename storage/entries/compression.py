@@ -27,7 +27,8 @@ class Undecodable(Exception):
 
 
 def compress(codec: CompressionType, data: bytes, level: int | None = None) -> bytes:
-    """Return `data` compressed by `codec`; as it is for NONE. `level`: on the codec's own scale; None: its default."""
+    """Compress bytes with a codec; return them as they are for NONE. `level`: on the codec's own scale; None: its
+    default."""
     if codec == CompressionType.NONE:
         return data
     if codec == CompressionType.ZLIB:
@@ -37,7 +38,7 @@ def compress(codec: CompressionType, data: bytes, level: int | None = None) -> b
 
 
 def recompress(codec: CompressionType, data: bytes) -> bytes:
-    """Return `data`, which a client had compressed, compressed with its codec at the fastest level.
+    """Compress a payload again with the codec that its producer used, at the codec's fastest level.
 
     If the result is larger than LARGE_BYTES, the next higher levels are tried. Any bytes can be compressed: no error is
     raised.
@@ -51,7 +52,7 @@ def recompress(codec: CompressionType, data: bytes) -> bytes:
 
 
 def decompress(codec: CompressionType, data: bytes, size: int) -> bytes:
-    """Return the `size` bytes that `data` holds. Raises Undecodable for any other size, and for damaged data.
+    """Decompress bytes to exactly `size` bytes. Raises Undecodable if they have any other size, or are damaged.
 
     With CompressionType.NONE nothing is checked: the bytes are returned as they are.
     """
@@ -61,13 +62,13 @@ def decompress(codec: CompressionType, data: bytes, size: int) -> bytes:
         return b""
     try:
         if codec == CompressionType.ZLIB:
-            return _inflate(data, size)
+            return _decompress_zlib(data, size)
         return _arrow_decompress(codec, data, size)
     except (pa.ArrowException, OSError, zlib.error) as error:
         raise Undecodable(f"{codec.name} data is damaged: {error}") from error
 
 
-def _inflate(data: bytes, size: int) -> bytes:
+def _decompress_zlib(data: bytes, size: int) -> bytes:
     # Java's clients end a stream with a sync flush and no checksum, so its end proves nothing; its length does.
     stream = zlib.decompressobj()
     inflated = stream.decompress(data, size) if size else b""  # a maximum of 0 would mean none
@@ -77,17 +78,17 @@ def _inflate(data: bytes, size: int) -> bytes:
 
 
 def _arrow_decompress(codec: CompressionType, data: bytes, size: int) -> bytes:
-    if codec == CompressionType.SNAPPY and _snappy_size(data) != size:
+    if codec == CompressionType.SNAPPY and _stated_snappy_size(data) != size:
         raise Undecodable(f"SNAPPY data does not hold {size} bytes")
     arrow = pa.Codec(_ARROW_NAMES[codec])
     decompressed: bytes = arrow.decompress(data, decompressed_size=size, asbytes=True)
-    if codec == CompressionType.LZ4 and size and _fits(arrow, data, size - 1):
+    if codec == CompressionType.LZ4 and size and _decompresses_within(arrow, data, size - 1):
         # A raw block does not say how long it is. It holds exactly `size` bytes if one byte less is not enough room.
         raise Undecodable(f"LZ4 data does not hold {size} bytes")
     return decompressed
 
 
-def _fits(arrow: pa.Codec, data: bytes, size: int) -> bool:
+def _decompresses_within(arrow: pa.Codec, data: bytes, size: int) -> bool:
     try:
         arrow.decompress(data, decompressed_size=size)
     except (pa.ArrowException, OSError):
@@ -95,7 +96,7 @@ def _fits(arrow: pa.Codec, data: bytes, size: int) -> bool:
     return True
 
 
-def _snappy_size(data: bytes) -> int:
+def _stated_snappy_size(data: bytes) -> int:
     size = 0
     for number, byte in enumerate(data[:5]):
         size |= (byte & 0x7F) << (7 * number)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from storage.entries.batch import Messages, add_properties, split_batch
+from storage.entries.batch import Messages, collect_properties, split_batch
 from storage.entries.bulk_batch import Batch, decode_batches
 from storage.entries.columns import ChunkRow, EntryFields, RowColumns, batch_table
 from storage.entries.compression import Undecodable, decompress
@@ -56,8 +56,9 @@ class StoredEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodedBatch:
-    """A batch whose metadata is decoded. `rest`: the metadata that goes with each of its messages."""
+class _ParsedBatch:
+    """A batch whose metadata is parsed and whose payload is uncompressed. `fields`: the fields of its entry; `rest`:
+    the metadata that goes with each of its messages."""
 
     fields: EntryFields
     batch: Batch
@@ -65,16 +66,16 @@ class _DecodedBatch:
 
 
 def unpack(entries: Sequence[StoredEntry], ledger_id: int) -> pa.Table:
-    """Return the rows (rows.SCHEMA) of `entries`, which follow each other in one ledger."""
-    return pa.concat_tables(unpack_some(entries, ledger_id))
+    """Decode entries that follow each other in one ledger; return their messages as a table (rows.SCHEMA)."""
+    return pa.concat_tables(unpack_in_blocks(entries, ledger_id))
 
 
-def unpack_some(entries: Sequence[StoredEntry], ledger_id: int) -> Iterator[pa.Table]:
-    """Yield the rows of `entries` as `unpack` returns them, some neighbouring entries at a time, at least once.
+def unpack_in_blocks(entries: Sequence[StoredEntry], ledger_id: int) -> Iterator[pa.Table]:
+    """Decode entries as `unpack` does, and yield one table for each block of neighbouring entries, at least one table.
 
     A caller that uses each table before the next finds it in a core's cache.
     """
-    batches = {number: batch for number, entry in enumerate(entries) if (batch := _try_batch(entry)) is not None}
+    batches = {number: batch for number, entry in enumerate(entries) if (batch := _try_parse_batch(entry)) is not None}
     numbers = list(batches)
     first = first_batch = 0
     for block in decode_batches([decoded.batch for decoded in batches.values()]):
@@ -84,50 +85,50 @@ def unpack_some(entries: Sequence[StoredEntry], ledger_id: int) -> Iterator[pa.T
         for number in range(first, end):
             if number not in decoded:
                 try:
-                    _add(columns, entries[number], batches.get(number))
+                    _add_entry(columns, entries[number], batches.get(number))
                 except (InvalidRecord, Undecodable):
-                    _add_whole(columns, entries[number])
+                    _add_undecoded_entry(columns, entries[number])
         if block.columns is None:
             yield columns.table(ledger_id)
         else:
             table = batch_table(ledger_id, [batches[number].fields for number in sorted(decoded)], block.columns)
-            yield _merged(table, columns.table(ledger_id)) if len(columns) else table
+            yield _merge_by_offset(table, columns.table(ledger_id)) if len(columns) else table
         first, first_batch = end, block.end
 
 
-def _merged(table: pa.Table, other: pa.Table) -> pa.Table:
-    """Return the rows of both, ascending by offset."""
+def _merge_by_offset(table: pa.Table, other: pa.Table) -> pa.Table:
+    """Return the rows of two tables as one table, ascending by offset."""
     both = pa.concat_tables([table, other])
     return both.take(np.argsort(both.column("offset").to_numpy()))
 
 
-def _try_batch(entry: StoredEntry) -> _DecodedBatch | None:
-    """Return the batch of an entry, None for another entry or one that cannot be decoded."""
+def _try_parse_batch(entry: StoredEntry) -> _ParsedBatch | None:
+    """Parse the entry of a batch; return None for any other entry, and for one that cannot be decoded."""
     header = entry.header
     if not header.batched or header.encrypted or header.marker:
         return None
     try:
-        return _batch(entry, *parse_metadata(entry.data, checksum_verified=True))
+        return _parse_batch(entry, *parse_metadata(entry.data, checksum_verified=True))
     except (InvalidRecord, Undecodable):
         return None
 
 
-def _batch(entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> _DecodedBatch:
+def _parse_batch(entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> _ParsedBatch:
     if metadata.num_chunks_from_msg > 1:
         raise Undecodable("a batch is no chunk; the size that a chunk claims was not checked (entry.py)")
-    codec = _codec(metadata)
+    codec = _codec_of(metadata)
     stored = memoryview(entry.data)[payload_at:]
     data = stored if codec == CompressionType.NONE else decompress(codec, bytes(stored), metadata.uncompressed_size)
     batch = Batch(data, entry.header.messages, metadata.sequence_id, metadata.event_time)
     # The batch's own metadata goes with each of its messages. A key and an ordering key are each message's own.
-    _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "uncompressed_size", "ordering_key")
+    _clear_fields(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "uncompressed_size", "ordering_key")
     rest = metadata.SerializePartialToString() or None
-    fields = _entry_rows(entry, batched=True, batch_size=batch.count, codec=codec, metadata=rest)
-    return _DecodedBatch(fields, batch, metadata)
+    fields = _entry_fields(entry, batched=True, batch_size=batch.count, codec=codec, metadata=rest)
+    return _ParsedBatch(fields, batch, metadata)
 
 
-def _add(columns: RowColumns, entry: StoredEntry, decoded: _DecodedBatch | None) -> None:
-    """Add the rows of an entry. Raises InvalidRecord or Undecodable, and then has added none."""
+def _add_entry(columns: RowColumns, entry: StoredEntry, decoded: _ParsedBatch | None) -> None:
+    """Append the rows of an entry to `columns`. Raises InvalidRecord or Undecodable; then no row was appended."""
     if decoded is not None:
         batch = decoded.batch
         messages = split_batch(bytes(batch.data), batch.count, batch.sequence_id, batch.event_time, decoded.rest)
@@ -137,19 +138,19 @@ def _add(columns: RowColumns, entry: StoredEntry, decoded: _DecodedBatch | None)
     if metadata.HasField("marker_type"):
         _add_marker(columns, entry, metadata, payload_at)
     elif entry.header.batched:  # encrypted, or it cannot be decoded
-        _add_whole(columns, entry)
+        _add_undecoded_entry(columns, entry)
     else:
         _add_message(columns, entry, metadata, payload_at)
 
 
 def _add_message(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:
-    codec = _codec(metadata)
+    codec = _codec_of(metadata)
     is_chunk = metadata.num_chunks_from_msg > 1
     opaque = is_chunk or entry.header.encrypted
     stored = entry.data[payload_at:]
     messages = Messages(sequence_ids=[metadata.sequence_id])
     if metadata.HasField("partition_key"):
-        messages.keys.append(_key(metadata))
+        messages.keys.append(_decode_message_key(metadata))
         messages.base64_keys += [0] * metadata.partition_key_b64_encoded
     else:
         messages.keys.append(None)
@@ -161,35 +162,35 @@ def _add_message(columns: RowColumns, entry: StoredEntry, metadata: MessageMetad
     )
     if metadata.event_time:
         messages.event_times.append((0, metadata.event_time))
-    add_properties(metadata, messages.property_keys, messages.property_values)
+    collect_properties(metadata, messages.property_keys, messages.property_values)
     if messages.property_keys:
         messages.property_counts.append((0, len(messages.property_keys)))
-    chunk = _chunk(metadata) if is_chunk else None
-    _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "properties")
+    chunk = _chunk_row(metadata) if is_chunk else None
+    _clear_fields(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "properties")
     if chunk is not None:
         messages.slots.append((0, RowType.CHUNK))
-        _clear(metadata, "uuid", "chunk_id", "num_chunks_from_msg")
+        _clear_fields(metadata, "uuid", "chunk_id", "num_chunks_from_msg")
     if not opaque:
-        _clear(metadata, "uncompressed_size")
+        _clear_fields(metadata, "uncompressed_size")
     if entry.header.encrypted and is_null and stored:
         metadata.encrypted_null_value = stored
     rest = metadata.SerializePartialToString() or None
-    columns.add(_entry_rows(entry, codec=codec, metadata=rest), messages, chunk)
+    columns.add(_entry_fields(entry, codec=codec, metadata=rest), messages, chunk)
 
 
 def _add_marker(columns: RowColumns, entry: StoredEntry, metadata: MessageMetadata, payload_at: int) -> None:
     sequence_id = metadata.sequence_id
-    _clear(metadata, *_COLUMN_FIELDS)
+    _clear_fields(metadata, *_COLUMN_FIELDS)
     rest = metadata.SerializePartialToString() or None
-    _add_one_and_fillers(columns, entry, entry.data[payload_at:], RowType.MARKER, sequence_id, rest)
+    _add_row_and_fillers(columns, entry, entry.data[payload_at:], RowType.MARKER, sequence_id, rest)
 
 
-def _add_whole(columns: RowColumns, entry: StoredEntry) -> None:
+def _add_undecoded_entry(columns: RowColumns, entry: StoredEntry) -> None:
     sequence_id = entry.header.sequence_id & ((1 << 64) - 1)
-    _add_one_and_fillers(columns, entry, without_position(entry.data), RowType.WHOLE_ENTRY, sequence_id, None)
+    _add_row_and_fillers(columns, entry, without_position(entry.data), RowType.WHOLE_ENTRY, sequence_id, None)
 
 
-def _add_one_and_fillers(
+def _add_row_and_fillers(
     columns: RowColumns, entry: StoredEntry, payload: bytes, slot: RowType, sequence_id: int, rest: bytes | None
 ) -> None:
     count = entry.header.messages
@@ -197,10 +198,10 @@ def _add_one_and_fillers(
     messages.payloads[0] = payload
     messages.slots.append((0, slot))
     messages.slots += [(row, RowType.COMPACTED_OUT) for row in range(1, count)]
-    columns.add(_entry_rows(entry, batch_size=count if count > 1 else 0, metadata=rest), messages)
+    columns.add(_entry_fields(entry, batch_size=count if count > 1 else 0, metadata=rest), messages)
 
 
-def _entry_rows(
+def _entry_fields(
     entry: StoredEntry,
     *,
     batched: bool = False,
@@ -208,33 +209,33 @@ def _entry_rows(
     codec: CompressionType = CompressionType.NONE,
     metadata: bytes | None = None,
 ) -> EntryFields:
-    """Return the common fields of an entry's rows."""
+    """Return the fields that all rows of an entry have in common."""
     header = entry.header
     fields = (header.publish_time, header.producer, batched, batch_size, int(codec), metadata, header.source)
     return EntryFields(entry.entry_id, entry.offset, *fields)
 
 
-def _codec(metadata: MessageMetadata) -> CompressionType:
+def _codec_of(metadata: MessageMetadata) -> CompressionType:
     codec = _CODECS.get(metadata.compression)
     if codec is None:
         raise Undecodable(f"compression {metadata.compression} is not known")
     return codec
 
 
-def _key(metadata: MessageMetadata) -> bytes:
+def _decode_message_key(metadata: MessageMetadata) -> bytes:
     try:
         return decode_key(metadata.partition_key, metadata.partition_key_b64_encoded)
     except ValueError as error:
         raise Undecodable("a key is marked as base64 and is not") from error
 
 
-def _chunk(metadata: MessageMetadata) -> ChunkRow:
+def _chunk_row(metadata: MessageMetadata) -> ChunkRow:
     uuid, index, count = metadata.uuid, metadata.chunk_id, metadata.num_chunks_from_msg
     if not metadata.HasField("uuid") or not isinstance(uuid, str) or not 0 <= index < count:
         raise Undecodable(f"chunk {index} of {count} does not name its message")
     return ChunkRow(uuid, index, count)
 
 
-def _clear(metadata: MessageMetadata, *names: str) -> None:
+def _clear_fields(metadata: MessageMetadata, *names: str) -> None:
     for name in names:
         metadata.ClearField(name)

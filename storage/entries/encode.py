@@ -36,14 +36,14 @@ def encode_message(
     properties: Properties = (),
     codec: CompressionType = CompressionType.NONE,
 ) -> bytes:
-    """Return an entry of one message that is not in a batch. Times in ms.
+    """Encode one message, which is in no batch, as an entry; return its bytes. Times in ms.
 
     Raises InvalidRecord for a payload that is too large. `payload` None: a null value. `event_time` None or 0: the
     message has none.
     """
-    metadata = _metadata(producer, sequence_id, publish_time)
-    _describe(metadata, key, payload, event_time, properties)
-    return _entry(metadata, payload or b"", codec)
+    metadata = _entry_metadata(producer, sequence_id, publish_time)
+    _set_message_fields(metadata, key, payload, event_time, properties)
+    return _compress_and_encode(metadata, payload or b"", codec)
 
 
 def encode_batch(
@@ -54,7 +54,8 @@ def encode_batch(
     publish_time: int,
     codec: CompressionType = CompressionType.NONE,
 ) -> bytes:
-    """Return an entry that holds the messages of `table` (bulk_append.INPUT_SCHEMA, at least one row) as a batch.
+    """Encode the messages of a table (bulk_append.INPUT_SCHEMA, at least one row) as a batch in one entry; return its
+    bytes.
 
     A batch has one publish time (ms), that of the argument; the table's are not read. Sequence ids ascend by one.
     Raises InvalidRecord for more than MAX_BATCH_MESSAGES messages, or for too many bytes.
@@ -64,7 +65,7 @@ def encode_batch(
         raise InvalidRecord(
             f"a batch of {len(table)} messages is too large", f"a batch holds at most {MAX_BATCH_MESSAGES}; cut it"
         )
-    metadata = _metadata(producer, first_sequence_id, publish_time)
+    metadata = _entry_metadata(producer, first_sequence_id, publish_time)
     metadata.num_messages_in_batch = len(table)
     metadata.highest_sequence_id = (first_sequence_id + len(table) - 1) & _UINT64
     columns = (table.column(name).to_pylist() for name in ("key", "payload", "event_time", "properties"))
@@ -72,23 +73,23 @@ def encode_batch(
     for number, (key, payload, event_time, properties) in enumerate(zip(*columns, strict=True)):
         if not number and key is not None:
             # as Pulsar's clients do: a broker that distributes entries by key uses the first
-            metadata.partition_key, metadata.partition_key_b64_encoded = _key_text(key)
+            metadata.partition_key, metadata.partition_key_b64_encoded = _encode_key(key)
         single = SingleMessageMetadata(
             payload_size=len(payload or b""), sequence_id=(first_sequence_id + number) & _UINT64
         )
-        _describe(single, key, payload, event_time, properties or ())
+        _set_message_fields(single, key, payload, event_time, properties or ())
         described = single.SerializeToString()
         pieces += (U32.pack(len(described)), described, payload or b"")
-    return _entry(metadata, b"".join(pieces), codec)
+    return _compress_and_encode(metadata, b"".join(pieces), codec)
 
 
-def _metadata(producer: str, sequence_id: int, publish_time: int) -> MessageMetadata:
+def _entry_metadata(producer: str, sequence_id: int, publish_time: int) -> MessageMetadata:
     return MessageMetadata(
         producer_name=producer, sequence_id=sequence_id & _UINT64, publish_time=publish_time & _UINT64
     )
 
 
-def _describe(
+def _set_message_fields(
     target: MessageMetadata | SingleMessageMetadata,
     key: bytes | None,
     payload: bytes | None,
@@ -98,14 +99,14 @@ def _describe(
     for name, value in properties:
         target.properties.add(key=name, value=value)
     if key is not None:
-        target.partition_key, target.partition_key_b64_encoded = _key_text(key)
+        target.partition_key, target.partition_key_b64_encoded = _encode_key(key)
     if event_time:
         target.event_time = event_time & _UINT64
     if payload is None:
         target.null_value = True
 
 
-def _key_text(key: bytes) -> tuple[bytes, bool]:
+def _encode_key(key: bytes) -> tuple[bytes, bool]:
     try:
         key.decode()
     except UnicodeDecodeError:
@@ -113,7 +114,7 @@ def _key_text(key: bytes) -> tuple[bytes, bool]:
     return key, False
 
 
-def _entry(metadata: MessageMetadata, payload: bytes, codec: CompressionType) -> bytes:
+def _compress_and_encode(metadata: MessageMetadata, payload: bytes, codec: CompressionType) -> bytes:
     if len(payload) > MAX_MESSAGE_BYTES:
         raise InvalidRecord(
             f"an entry of producer {metadata.producer_name!r} has {len(payload)} bytes",
@@ -126,7 +127,8 @@ def _entry(metadata: MessageMetadata, payload: bytes, codec: CompressionType) ->
 
 
 def encode_entry(metadata: MessageMetadata, payload: bytes | memoryview) -> bytes:
-    """Return the entry of a payload that is compressed as its metadata states, with its checksum."""
+    """Encode metadata and a payload as an entry, with its checksum in front; return its bytes. The payload is
+    compressed already as the metadata states."""
     described = metadata.SerializeToString()
     head = U32.pack(len(described)) + described
     return b"".join((MAGIC, U32.pack(extend_crc32c(crc32c(head), payload)), head, payload))

@@ -45,7 +45,7 @@ _REMEDY = "send entries as Pulsar's clients encode them; nothing of this one was
 
 
 class EntryHeader(NamedTuple):
-    """The content of an entry's metadata. Times: milliseconds since the Unix epoch.
+    """The header of an entry, from its metadata. Times: milliseconds since the Unix epoch.
 
     `messages`: the number of its offsets, 1 if it is encrypted. `logical_bytes`: the logical bytes
     (`rows.logical_sizes`) of its rows once it is sealed: exact for a message that is not in a batch, an upper bound for
@@ -71,21 +71,21 @@ class EntryHeader(NamedTuple):
 
 
 class ParsedMetadata(NamedTuple):
-    """The metadata of an entry. `payload_at`: the position of the payload in the entry's bytes."""
+    """The parsed metadata of an entry. `payload_at`: the position of the payload in the entry's bytes."""
 
     metadata: MessageMetadata
     payload_at: int
 
 
 def inspect(entry: bytes) -> EntryHeader:
-    """Return the header of an entry.
+    """Parse the metadata of an entry, and return the header; the payload is not decoded.
 
     Raises InvalidRecord for a malformed entry and an implausible count or size; ChecksumMismatch for a wrong checksum.
     """
     metadata, payload_at = parse_metadata(entry)
     producer = metadata.producer_name
     if not isinstance(producer, str):  # protobuf gives bytes that are not UTF-8 as they are
-        raise _invalid("its producer's name is not UTF-8")
+        raise _invalid_entry_error("its producer's name is not UTF-8")
     encrypted = len(metadata.encryption_keys) > 0
     batched = metadata.HasField("num_messages_in_batch")
     stored = len(entry) - payload_at
@@ -101,7 +101,7 @@ def inspect(entry: bytes) -> EntryHeader:
     if batched and not encrypted:
         messages = metadata.num_messages_in_batch
         if not 1 <= messages <= min(MAX_BATCH_MESSAGES, payload_bytes // SMALLEST_IN_BATCH):
-            raise _invalid(f"it claims {messages} messages in {payload_bytes} bytes")
+            raise _invalid_entry_error(f"it claims {messages} messages in {payload_bytes} bytes")
     key = None if batched else _unbatched_key(metadata)
     marker = metadata.HasField("marker_type")
     if marker:
@@ -113,7 +113,7 @@ def inspect(entry: bytes) -> EntryHeader:
         if key is not None:
             logical_bytes += len(key)
         for item in metadata.properties:
-            logical_bytes += _text_bytes(item.key) + _text_bytes(item.value)
+            logical_bytes += _utf8_length(item.key) + _utf8_length(item.value)
     return EntryHeader(
         messages,
         batched,
@@ -132,7 +132,8 @@ def inspect(entry: bytes) -> EntryHeader:
 
 
 def claimed_metadata_bytes(entry: bytes) -> int:
-    """Return the size of its metadata that an entry claims, unchecked; 0: it ends before it."""
+    """Return the size in bytes that an entry claims for its metadata, without a check; 0: the entry ends before that
+    number."""
     try:
         at = 6 + U32.unpack_from(entry, 2)[0] if entry.startswith(BROKER_MAGIC) else 0
         at += 6 if entry.startswith(MAGIC, at) else 0
@@ -142,7 +143,7 @@ def claimed_metadata_bytes(entry: bytes) -> int:
 
 
 def parse_metadata(entry: bytes, checksum_verified: bool = False) -> ParsedMetadata:
-    """Return the metadata of an entry, and the position of its payload.
+    """Parse the metadata of an entry; return the metadata, and the position of the payload.
 
     `checksum_verified`: the entry's checksum was verified before, and is not verified again. Raises InvalidRecord,
     ChecksumMismatch.
@@ -153,24 +154,25 @@ def parse_metadata(entry: bytes, checksum_verified: bool = False) -> ParsedMetad
             at = 6 + U32.unpack_from(entry, 2)[0]
         if entry.startswith(MAGIC, at):
             at += 6
-            if not checksum_verified and _crc32c_from(entry, at) != U32.unpack_from(entry, at - 4)[0]:
-                raise _invalid("its checksum is not that of its bytes", ChecksumMismatch)
+            if not checksum_verified and _crc32c_of_rest(entry, at) != U32.unpack_from(entry, at - 4)[0]:
+                raise _invalid_entry_error("its checksum is not that of its bytes", ChecksumMismatch)
         end = at + 4 + U32.unpack_from(entry, at)[0]
     except StructError as error:
-        raise _invalid(f"it ends after {len(entry)} bytes, before its metadata") from error
+        raise _invalid_entry_error(f"it ends after {len(entry)} bytes, before its metadata") from error
     if end > len(entry):
-        raise _invalid(f"its metadata ends at byte {end} of {len(entry)}")
+        raise _invalid_entry_error(f"its metadata ends at byte {end} of {len(entry)}")
     try:
         metadata = MessageMetadata.FromString(entry[at + 4 : end])
     except DecodeError as error:
-        raise _invalid("its metadata is not a MessageMetadata") from error
+        raise _invalid_entry_error("its metadata is not a MessageMetadata") from error
     if not metadata.IsInitialized():
-        raise _invalid("its metadata leaves out what it must hold")
+        raise _invalid_entry_error("its metadata leaves out what it must hold")
     return ParsedMetadata(metadata, end)
 
 
 def decode_key(key: bytes, in_base64: bool) -> bytes:
-    """Return the bytes of a partition key (P10). Raises ValueError for a key that is marked as base64 and is not.
+    """Return the bytes of a partition key, decoded if it is in base64 (P10). Raises ValueError if it is not valid
+    base64.
 
     `in_base64`: the key's mark; a key without it is returned as it is. Padding may be missing, as Java allows.
     """
@@ -178,11 +180,11 @@ def decode_key(key: bytes, in_base64: bool) -> bytes:
 
 
 def signed(unsigned: int) -> int:
-    """Return a uint64 of the protocol as Java's clients interpret it."""
+    """Convert an unsigned 64-bit number to the signed one with the same bits, as Java's clients interpret a uint64."""
     return unsigned - 2 * _SIGN if unsigned >= _SIGN else unsigned
 
 
-def _crc32c_from(entry: bytes, at: int) -> int:
+def _crc32c_of_rest(entry: bytes, at: int) -> int:
     # a slice of a small one costs less than a view of it
     return crc32c(entry[at:] if len(entry) < _COPIED_BYTES else memoryview(entry)[at:])
 
@@ -193,12 +195,12 @@ def _unbatched_key(metadata: MessageMetadata) -> bytes | None:
     try:
         return decode_key(metadata.partition_key, metadata.partition_key_b64_encoded)
     except binascii.Error as error:
-        raise _invalid("its key is marked as base64 and is not") from error
+        raise _invalid_entry_error("its key is marked as base64 and is not") from error
 
 
-def _text_bytes(text: str | bytes) -> int:
+def _utf8_length(text: str | bytes) -> int:
     return len(text.encode() if isinstance(text, str) else text)  # protobuf gives bytes that are not UTF-8 as they are
 
 
-def _invalid(what: str, kind: type[InvalidRecord] = InvalidRecord) -> InvalidRecord:
+def _invalid_entry_error(what: str, kind: type[InvalidRecord] = InvalidRecord) -> InvalidRecord:
     return kind(f"an entry cannot be taken: {what}", _REMEDY)

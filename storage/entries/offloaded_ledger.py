@@ -34,7 +34,8 @@ _MANAGED_LEDGER = b"pulsar/managed-ledger"
 
 
 class OffloadIndex(NamedTuple):
-    """An index object. `managed_ledger`: the ledger's topic as tenant/namespace/persistent/topic; empty: not stated."""
+    """The content of the index object of an offloaded ledger. `data_bytes`: the size of its data object.
+    `managed_ledger`: the ledger's topic as tenant/namespace/persistent/topic; empty: not stated."""
 
     data_bytes: int
     last_entry_id: int
@@ -50,7 +51,7 @@ class Block(NamedTuple):
 
 
 class OffloadedEntry(NamedTuple):
-    """An entry. `end`: the position after it."""
+    """An entry of an offloaded ledger. `end`: the position after it in the data object."""
 
     entry_id: int
     data: bytes
@@ -58,7 +59,8 @@ class OffloadedEntry(NamedTuple):
 
 
 def read_index(data: bytes) -> OffloadIndex:
-    """Return the content of an index object. Raises InvalidRecord."""
+    """Parse the index object of an offloaded ledger, and return its content. Raises InvalidRecord for any other
+    object."""
     if len(data) < _INDEX.size:
         raise InvalidRecord(f"it has {len(data)} bytes, and an index has {_INDEX.size} and more", DAMAGED_REMEDY)
     magic, _, data_bytes, _, _, metadata_bytes = _INDEX.unpack_from(data)
@@ -72,11 +74,11 @@ def read_index(data: bytes) -> OffloadIndex:
     metadata = data[_INDEX.size : _INDEX.size + metadata_bytes]
     last_entry_id, managed_ledger = -1, b""
     try:
-        for field, value in _fields(metadata):
+        for field, value in _protobuf_fields(metadata):
             if field == _LAST_ENTRY_ID and isinstance(value, int):
                 last_entry_id = value
             elif field == _CUSTOM_METADATA and isinstance(value, bytes):
-                pair = dict(_fields(value))
+                pair = dict(_protobuf_fields(value))
                 if pair.get(1) == _MANAGED_LEDGER and isinstance(name := pair.get(2), bytes):
                     managed_ledger = name
     except IndexError as error:
@@ -85,7 +87,8 @@ def read_index(data: bytes) -> OffloadIndex:
 
 
 def read_block_header(data: bytes, position: int, size: int) -> Block:
-    """Return the block whose header is `data`, at `position` of an object of `size` bytes. Raises InvalidRecord."""
+    """Parse the header of a block; return the positions of the block. `data`: the header; `position`: its place in a
+    data object of `size` bytes. Raises InvalidRecord for other bytes, and for a block that ends after the object."""
     if len(data) < _BLOCK.size:
         raise InvalidRecord(f"it ends inside the header of the block at position {position}", DAMAGED_REMEDY)
     magic, header_bytes, block_bytes, first_entry_id = _BLOCK.unpack_from(data)
@@ -108,7 +111,8 @@ def read_block_header(data: bytes, position: int, size: int) -> Block:
 
 
 def read_entries(data: bytes, position: int) -> Iterator[OffloadedEntry]:
-    """Yield the whole entries in `data`, up to padding, or to one that ends after it. `position`: of `data`."""
+    """Yield the entries that are whole in `data`, up to padding or to an entry that is cut off. `position`: the place
+    of `data` in the data object."""
     at = 0
     while at + _ENTRY.size <= len(data):
         size, entry_id = _ENTRY.unpack_from(data, at)
@@ -120,16 +124,17 @@ def read_entries(data: bytes, position: int) -> Iterator[OffloadedEntry]:
 
 
 def first_entry_bytes(data: bytes) -> int | None:
-    """Return the size of the entry at the start of `data`, with its header; None: padding or the end of the block is
-    there."""
+    """Return the size of the entry at the start of `data`, with its header; None: `data` begins with padding, or is too
+    short for the header of an entry."""
     if len(data) < _ENTRY.size:
         return None
     size = int(_ENTRY.unpack_from(data)[0])
     return None if size == _PADDING else _ENTRY.size + size
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protobuf message. Raises IndexError for other bytes."""
+def _protobuf_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and value of each field of a protobuf message. Raises IndexError for bytes that are no such
+    message."""
     at = 0
     while at < len(data):
         tag, at = read_unsigned_varint(data, at)

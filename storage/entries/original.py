@@ -15,16 +15,16 @@ from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger import rows
 
 
-def has_positions(table: pa.Table) -> bool:
-    """Return whether every row of a table (rows.SCHEMA) has a position at a source."""
+def has_source_positions(table: pa.Table) -> bool:
+    """Return whether every row of a table (rows.SCHEMA) has a position at a source cluster."""
     return not any(table.column(name).null_count for name in rows.SOURCE_COLUMNS)
 
 
-def in_source_ids(table: pa.Table) -> tuple[pa.Table, frozenset[str]]:
-    """Return a table (rows.SCHEMA), whose rows all have a position at their source, with that position as ids, and the
-    names of the source clusters.
+def with_source_ids(table: pa.Table) -> tuple[pa.Table, frozenset[str]]:
+    """Replace the ledger and entry ids of rows by those of the source cluster, and remove the source's name from their
+    metadata; return the new table and the names that were removed.
 
-    Those names are no part of the resulting table, except in entries that are kept whole.
+    `table`: of rows.SCHEMA; every row has a position at its source. The names remain in entries that are kept whole.
     """
     for name, source in zip(("ledger_id", "entry_id"), rows.SOURCE_COLUMNS, strict=True):
         column = table.column(source)

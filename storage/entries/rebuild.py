@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from storage.entries.compression import recompress
 from storage.entries.encode import encode_entry
 from storage.entries.entry import U32
-from storage.entries.plain_messages import STUB, plain_messages
+from storage.entries.plain_messages import STUB, encode_plain_messages
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import CompressionType, RowType
 
@@ -48,7 +48,7 @@ _TABLE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class DeliverableEntry:
-    """An entry for a consumer.
+    """An entry as it is delivered to a consumer.
 
     `offset`: of its first slot; `messages`: the number of its slots, one offset each; `data`: as a producer sends it,
     checksum, metadata and payload; `live_mask`: bit i is set if slot i is to be delivered. `batched`: its ids have
@@ -65,7 +65,7 @@ class DeliverableEntry:
 
     @property
     def end(self) -> int:
-        """The offset after its last slot."""
+        """The offset after the entry's last slot."""
         return self.offset + self.messages
 
 
@@ -76,47 +76,47 @@ class EntryBuilder:
         self._held: pa.Table | None = None
 
     def add(self, table: pa.Table) -> Iterator[DeliverableEntry]:
-        """Yield the entries that `table` (at least one row) completes, in order.
+        """Yield the entries that are complete with the rows of `table` (at least one row), in order.
 
-        An entry that it begins is kept for the next call.
+        The last entry is kept for the next call if more of its rows may follow.
         """
         if self._held is not None:
             table, self._held = pa.concat_tables([self._held, table]), None
-        last = _starts(table)[-1]
+        last = _entry_starts(table)[-1]
         whole = table.column("batch_index")[-1].as_py() >= table.column("batch_size")[-1].as_py() - 1
         if not whole:
             self._held = table.slice(last)
             table = table.slice(0, last)
         if len(table):
-            yield from _entries(table)
+            yield from _build_entries(table)
 
     def remaining(self) -> Iterator[DeliverableEntry]:
-        """Yield the entry that was kept, if there is one: no more of its rows follow."""
+        """Yield the entry that was kept, if there is one: the caller has no more rows."""
         held, self._held = self._held, None
         if held is not None:
-            yield from _entries(held)
+            yield from _build_entries(held)
 
 
-def _starts(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the first row of each entry."""
+def _entry_starts(table: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the number of the first row of each entry in a table."""
     entry, ledger = table.column("entry_id").to_numpy(), table.column("ledger_id").to_numpy()
     changes = (entry[1:] != entry[:-1]) | (ledger[1:] != ledger[:-1])
     return np.concatenate(([0], np.flatnonzero(changes) + 1))
 
 
-def _entries(table: pa.Table) -> Iterator[DeliverableEntry]:
-    starts = _starts(table)
+def _build_entries(table: pa.Table) -> Iterator[DeliverableEntry]:
+    starts = _entry_starts(table)
     ends = np.append(starts[1:], len(table))
-    if _is_plain(table):
-        yield from _plain_batches(table.combine_chunks(), starts, ends)
+    if _has_only_plain_messages(table):
+        yield from _build_plain_batches(table.combine_chunks(), starts, ends)
         return
     columns = [table.column(name).to_pylist() for name in _TABLE_COLUMNS]
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         rows = zip(*(column[start:end] for column in columns), strict=True)
-        yield _rebuilt([dict(zip(_TABLE_COLUMNS, values, strict=True)) for values in rows])
+        yield _build_entry([dict(zip(_TABLE_COLUMNS, values, strict=True)) for values in rows])
 
 
-def _is_plain(table: pa.Table) -> bool:
+def _has_only_plain_messages(table: pa.Table) -> bool:
     """Return whether all rows are batched messages with only a key, a payload, an event time and a sequence id."""
     if table.column("properties").null_count < len(table) or pc.any(table.column("key_base64")).as_py():
         return False
@@ -125,19 +125,20 @@ def _is_plain(table: pa.Table) -> bool:
     if table.column("sequence_id").null_count:
         return False
     rests = pc.unique(table.column("metadata"))
-    return len(rests) <= _MOST_RESTS and not any(_own_fields(rest.as_py()) for rest in rests)
+    return len(rests) <= _MOST_RESTS and not any(_encode_rest_fields(rest.as_py()) for rest in rests)
 
 
-def _plain_batches(
+def _build_plain_batches(
     table: pa.Table, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterator[DeliverableEntry]:
-    """Yield entries of rows that `_is_plain`, column by column: whole columns become their messages at once."""
+    """Build the entries of a table of plain batched messages, whole columns at once. `starts`, `ends`: the rows of each
+    entry."""
     index = table.column("batch_index").to_numpy().astype(np.int64)
     before = np.empty_like(index)
     before[1:] = index[:-1]
     before[starts] = -1
     times = table.column("event_time")
-    at, data = plain_messages(
+    at, data = encode_plain_messages(
         table.column("key").chunk(0),
         table.column("payload").chunk(0),
         None if times.null_count == len(times) else pc.fill_null(times, 0).to_numpy(),
@@ -155,28 +156,28 @@ def _plain_batches(
         metadata = _batch_metadata(row)
         slots = (1 << size) - 1 if end - start == size else sum(1 << slot for slot in index[start:end].tolist())
         offset = row["offset"] - int(index[start])
-        encoded = _compressed(metadata, payload, row["codec"])
+        encoded = _compress_and_encode(metadata, payload, row["codec"])
         yield DeliverableEntry(row["ledger_id"], row["entry_id"], offset, size, encoded, slots, True)
 
 
-def _rebuilt(rows: list[dict[str, Any]]) -> DeliverableEntry:
+def _build_entry(rows: list[dict[str, Any]]) -> DeliverableEntry:
     first = rows[0]
     batched = first["batch_index"] >= 0 and first["slot"] == RowType.MESSAGE
     if not batched:
         messages = max(1, first["batch_size"])
-        data = first["payload"] or b"" if first["slot"] == RowType.WHOLE_ENTRY else _single(first)
+        data = first["payload"] or b"" if first["slot"] == RowType.WHOLE_ENTRY else _encode_single_message(first)
         return DeliverableEntry(first["ledger_id"], first["entry_id"], first["offset"], messages, data, 1, False)
     live = 0
     for row in rows:
         live |= 1 << row["batch_index"]
     offset = first["offset"] - first["batch_index"]
     return DeliverableEntry(
-        first["ledger_id"], first["entry_id"], offset, first["batch_size"], _batch(rows), live, True
+        first["ledger_id"], first["entry_id"], offset, first["batch_size"], _encode_batch(rows), live, True
     )
 
 
-def _metadata(row: Mapping[str, Any], sequence_id: int) -> MessageMetadata:
-    """Return the common metadata of all messages of an entry, from the row of one."""
+def _entry_metadata(row: Mapping[str, Any], sequence_id: int) -> MessageMetadata:
+    """Return the metadata that all messages of an entry have in common, from the row of one of them."""
     metadata = MessageMetadata()
     if row["metadata"]:
         metadata.MergeFromString(row["metadata"])
@@ -194,9 +195,9 @@ def _set_key(metadata: MessageMetadata, row: Mapping[str, Any]) -> None:
             metadata.partition_key_b64_encoded = True
 
 
-def _single(row: Mapping[str, Any]) -> bytes:
-    """Return an entry of one message, or of a chunk of one."""
-    metadata = _metadata(row, row["sequence_id"] or 0)
+def _encode_single_message(row: Mapping[str, Any]) -> bytes:
+    """Encode an entry of one message, or of one chunk of a message, from its row; return its bytes."""
+    metadata = _entry_metadata(row, row["sequence_id"] or 0)
     _set_key(metadata, row)
     for name, value in row["properties"] or ():
         metadata.properties.add(key=name, value=value)
@@ -215,20 +216,21 @@ def _single(row: Mapping[str, Any]) -> bytes:
         if row["codec"] != CompressionType.NONE:
             metadata.compression = row["codec"]
         return encode_entry(metadata, payload)
-    return _compressed(metadata, payload, row["codec"])
+    return _compress_and_encode(metadata, payload, row["codec"])
 
 
 def _batch_metadata(row: Mapping[str, Any]) -> MessageMetadata:
-    """Return the metadata of a batch, from the row of its first message, whose keys clients give to the batch, too."""
-    metadata = _metadata(row, (row["sequence_id"] or 0) - row["batch_index"])
+    """Return the metadata of a batch, from the row of its first message, whose key clients give to the batch, too."""
+    metadata = _entry_metadata(row, (row["sequence_id"] or 0) - row["batch_index"])
     _set_key(metadata, row)
     metadata.ClearField("null_partition_key")
     metadata.num_messages_in_batch = row["batch_size"]
     return metadata
 
 
-def _batch(rows: list[dict[str, Any]]) -> bytes:
-    """Return an entry of a batch; slots without a row are stubs."""
+def _encode_batch(rows: list[dict[str, Any]]) -> bytes:
+    """Encode the entry of a batch from the rows of its messages; return its bytes. A slot without a row becomes a
+    stub."""
     first = rows[0]
     metadata = _batch_metadata(first)
     rest, own = None, b""
@@ -242,53 +244,56 @@ def _batch(rows: list[dict[str, Any]]) -> bytes:
         payload = row["payload"]
         if row["metadata"] != rest:  # most messages of a batch have the same
             rest = row["metadata"]
-            own = _own_fields(rest)
-        described = _described(row, payload) + own
+            own = _encode_rest_fields(rest)
+        described = _encode_single_metadata(row, payload) + own
         pieces.append(U32.pack(len(described)))
         pieces.append(described)
         if payload:
             pieces.append(payload)
     pieces.append(STUB * (first["batch_size"] - slot))
-    return _compressed(metadata, b"".join(pieces), first["codec"])
+    return _compress_and_encode(metadata, b"".join(pieces), first["codec"])
 
 
-def _own_fields(rest: bytes | None) -> bytes:
-    """Return the fields of a message's SingleMessageMetadata that the column `metadata` holds."""
+def _encode_rest_fields(rest: bytes | None) -> bytes:
+    """Return the encoded fields of a message's SingleMessageMetadata that only the column `metadata` holds. `rest`: its
+    value."""
     metadata = MessageMetadata.FromString(rest or b"")
     fields = b""
     if metadata.HasField("ordering_key"):
-        fields += b"\x3a" + _varint(len(metadata.ordering_key)) + metadata.ordering_key
+        fields += b"\x3a" + _encode_varint(len(metadata.ordering_key)) + metadata.ordering_key
     if metadata.null_partition_key:
         fields += b"\x50\x01"
     return fields + metadata.single_message_rest
 
 
-def _described(row: Mapping[str, Any], payload: bytes | None) -> bytes:
-    """Return the SingleMessageMetadata of a row: encoded by hand, as each message has one."""
+def _encode_single_metadata(row: Mapping[str, Any], payload: bytes | None) -> bytes:
+    """Encode the SingleMessageMetadata of a row from its columns; return its bytes. It is encoded by hand, as each
+    message has one."""
     encoded = b""
     for name, value in row["properties"] or ():
         name, value = name.encode(), value.encode()
-        item = b"\x0a" + _varint(len(name)) + name + b"\x12" + _varint(len(value)) + value
-        encoded += b"\x0a" + _varint(len(item)) + item
+        item = b"\x0a" + _encode_varint(len(name)) + name + b"\x12" + _encode_varint(len(value)) + value
+        encoded += b"\x0a" + _encode_varint(len(item)) + item
     key = row["key"]
     if key is not None:
         if row["key_base64"]:
             key = base64.b64encode(key)
-        encoded += b"\x12" + _varint(len(key)) + key
-    encoded += b"\x18" + _varint(len(payload) if payload else 0)
+        encoded += b"\x12" + _encode_varint(len(key)) + key
+    encoded += b"\x18" + _encode_varint(len(payload) if payload else 0)
     if row["event_time"]:
-        encoded += b"\x28" + _varint(row["event_time"] & _UINT64)
+        encoded += b"\x28" + _encode_varint(row["event_time"] & _UINT64)
     if key is not None and row["key_base64"]:
         encoded += b"\x30\x01"
     if row["sequence_id"] is not None:
-        encoded += b"\x40" + _varint(row["sequence_id"] & _UINT64)
+        encoded += b"\x40" + _encode_varint(row["sequence_id"] & _UINT64)
     if payload is None:
         encoded += b"\x48\x01"
     return encoded
 
 
-def _compressed(metadata: MessageMetadata, payload: bytes, codec: int) -> bytes:
-    """Return an entry of an uncompressed payload. An empty payload stays empty with every codec."""
+def _compress_and_encode(metadata: MessageMetadata, payload: bytes, codec: int) -> bytes:
+    """Compress a payload, and encode it as an entry; return its bytes. An empty payload stays empty with every
+    codec."""
     metadata.uncompressed_size = len(payload)
     if codec != CompressionType.NONE and payload:
         metadata.compression = codec
@@ -296,7 +301,7 @@ def _compressed(metadata: MessageMetadata, payload: bytes, codec: int) -> bytes:
     return encode_entry(metadata, payload)
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     if number < 0x80:
         return _SMALL[number]
     encoded = bytearray()

@@ -29,7 +29,8 @@ _REMEDY = "replicate to this service from a broker of Pulsar 4.0 or newer; nothi
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of a replicated entry. `publish_time`: of the entry, ms. `is_marker`: it is not stored."""
+    """The origin of a replicated entry: the source cluster, and the entry's position there. `publish_time`: of the
+    entry, ms. `is_marker`: it is not stored."""
 
     cluster: str
     position: SourcePosition
@@ -37,8 +38,9 @@ class Source:
     is_marker: bool = False
 
 
-def take_source(entry: bytes) -> tuple[Source, bytes]:
-    """Return the origin of an entry that a replicator sent, and the entry as it is stored; of a marker, no bytes.
+def split_source(entry: bytes) -> tuple[Source, bytes]:
+    """Separate the origin of an entry that a replicator sent from the entry as it is stored; return both. The entry of
+    a marker is empty bytes.
 
     Raises InvalidRecord for an entry without position or `replicated_from`, and for one that cannot be parsed;
     ChecksumMismatch for a wrong checksum.
@@ -69,8 +71,8 @@ def _parse_position(text: str) -> SourcePosition | None:
     return position if max(position) <= _LARGEST else None
 
 
-def follows(position: SourcePosition, before: SourcePosition) -> bool:
-    """Return whether no entry of the source can be between two positions."""
+def directly_follows(position: SourcePosition, before: SourcePosition) -> bool:
+    """Return whether a position comes directly after `before`: no entry of the source can be between the two."""
     if position.ledger_id == before.ledger_id:
         return position.entry_id == before.entry_id + 1
     return position.ledger_id > before.ledger_id and position.entry_id == 0

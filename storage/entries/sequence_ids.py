@@ -55,7 +55,8 @@ SEQUENCE_COLUMNS = (
 
 @dataclass(frozen=True)
 class ScannedSequences:
-    """The highest sequence id of each producer among some entries, by name, and the progress of each source cluster.
+    """The highest sequence id of each producer, by name, and the progress of each source cluster, among some scanned
+    entries.
 
     `highest` is in the order of the producers' last entries. `end`: the offset after the last of these entries.
     """
@@ -65,41 +66,50 @@ class ScannedSequences:
     sources: dict[str, SourceProgress] = field(default_factory=dict)
 
 
-def sequence_of(metadata: MessageMetadata, at_least: int = 0) -> SequenceId:
-    """Return the sequence id of the entry that has this metadata; of a batch, the highest one.
+def sequence_id_of(metadata: MessageMetadata, at_least: int = 0) -> SequenceId:
+    """Return the sequence id of an entry from its metadata; of a batch, the highest one.
 
     `at_least`: a lower bound of its number, where the producer's command stated the highest one.
     """
-    number = max(at_least, signed(metadata.sequence_id), stated_highest(metadata))
-    return number, chunk_or_whole(metadata.chunk_id, metadata.num_chunks_from_msg)
+    number = max(at_least, signed(metadata.sequence_id), stated_highest_sequence_id(metadata))
+    return number, sequence_chunk(metadata.chunk_id, metadata.num_chunks_from_msg)
 
 
-def stated_highest(metadata: MessageMetadata) -> int:
+def stated_highest_sequence_id(metadata: MessageMetadata) -> int:
     """Return the highest sequence id of a batch as its metadata states it; 0: it states none."""
     return signed(metadata.highest_sequence_id)
 
 
-def chunk_or_whole(chunk_index: int, chunk_count: int) -> int:
-    """Return the second part of a `SequenceId`: of chunk number `chunk_index` (from 0) of `chunk_count`; 0 chunks: not
-    chunked."""
+def sequence_chunk(chunk_index: int, chunk_count: int) -> int:
+    """Return the second part of a `SequenceId`: the index of a chunk that is not the last of its message; otherwise
+    WHOLE.
+
+    `chunk_index` counts from 0; `chunk_count` 0: the message is not chunked.
+    """
     return chunk_index if chunk_count > 1 and chunk_index < chunk_count - 1 else WHOLE
 
 
-def last_complete_number(sequence: SequenceId) -> int:
-    """Return the number of the last complete message: of `sequence`, or one less if its chunks are incomplete."""
+def last_complete_sequence_number(sequence: SequenceId) -> int:
+    """Return the sequence number of the last complete message: that of `sequence`, or one less if the chunks of its
+    message are incomplete."""
     number, chunk = sequence
     return number if chunk == WHOLE else number - 1
 
 
 def scan_sequences(tables: Iterable[pa.Table], entries: Sequence[bytes]) -> Iterator[ScannedSequences]:
-    """Yield the ids and positions of each table: of rows (SEQUENCE_COLUMNS of rows.SCHEMA), or of undecoded entries.
+    """Yield the highest sequence ids of producers, and the positions at source clusters, of each table: of rows
+    (SEQUENCE_COLUMNS of rows.SCHEMA), or of undecoded entries.
 
     `entries`: the undecoded entries of the last table that has some; its column `entry` holds positions in them.
     Entries without a producer or with unreadable metadata are left out.
     """
     for table in tables:
         sources: dict[str, SourceProgress] = {}
-        scan = _of_entries(table, entries, sources) if "entry" in table.schema.names else _of_rows(table, sources)
+        scan = (
+            _sequences_of_entries(table, entries, sources)
+            if "entry" in table.schema.names
+            else _sequences_of_rows(table, sources)
+        )
         highest: dict[str, SequenceId] = {}
         for _, name, sequence in sorted(scan):
             highest[name] = max(sequence, highest.pop(name, sequence))
@@ -110,7 +120,9 @@ _Sources = dict[str, SourceProgress]
 """The progress of each source cluster, which the scan of a table adds to."""
 
 
-def _of_entries(table: pa.Table, entries: Sequence[bytes], sources: _Sources) -> Iterator[tuple[int, str, SequenceId]]:
+def _sequences_of_entries(
+    table: pa.Table, entries: Sequence[bytes], sources: _Sources
+) -> Iterator[tuple[int, str, SequenceId]]:
     for offset, number in zip(table.column("offset").to_pylist(), table.column("entry").to_pylist(), strict=True):
         try:
             metadata, _ = parse_metadata(entries[number], checksum_verified=True)
@@ -118,22 +130,22 @@ def _of_entries(table: pa.Table, entries: Sequence[bytes], sources: _Sources) ->
             continue
         position = position_of(entries[number])
         if position is None:
-            yield offset, metadata.producer_name, sequence_of(metadata)
+            yield offset, metadata.producer_name, sequence_id_of(metadata)
         else:
-            _note(sources, metadata, SourceProgress(position, signed(metadata.publish_time)))
+            _merge_source_progress(sources, metadata, SourceProgress(position, signed(metadata.publish_time)))
 
 
-def _note(sources: _Sources, metadata: MessageMetadata, progress: SourceProgress) -> None:
+def _merge_source_progress(sources: _Sources, metadata: MessageMetadata, progress: SourceProgress) -> None:
     cluster = metadata.replicated_from
     sources[cluster] = progress.merged(sources.get(cluster))
 
 
-def _of_rows(table: pa.Table, sources: _Sources) -> Iterator[tuple[int, str, SequenceId]]:
+def _sequences_of_rows(table: pa.Table, sources: _Sources) -> Iterator[tuple[int, str, SequenceId]]:
     first = pc.and_(pc.is_valid(table.column("producer")), pc.less_equal(table.column("batch_index"), 0))
     entries = table.filter(first)
     if entries.column("source_ledger_id").null_count < len(entries):
         replicated = pc.is_valid(entries.column("source_ledger_id"))
-        _note_rows(entries.filter(replicated), sources)
+        _merge_progress_of_rows(entries.filter(replicated), sources)
         entries = entries.filter(pc.invert(replicated))
     plain = pc.and_(pc.is_null(entries.column("metadata")), pc.equal(entries.column("slot"), int(RowType.MESSAGE)))
     grouped = entries.filter(plain).group_by("producer").aggregate([("sequence_id", "max"), ("offset", "max")])
@@ -141,30 +153,35 @@ def _of_rows(table: pa.Table, sources: _Sources) -> Iterator[tuple[int, str, Seq
         yield row["offset_max"], row["producer"], (max(row["sequence_id_max"] or 0, 0), WHOLE)
     for row in entries.filter(pc.invert(plain)).to_pylist():
         try:
-            yield row["offset"], row["producer"], _of_row(row)
+            yield row["offset"], row["producer"], _sequence_id_of_row(row)
         except InvalidRecord:
             continue
 
 
-def _note_rows(entries: pa.Table, sources: _Sources) -> None:
-    """Note the positions of the first rows of replicated entries."""
+def _merge_progress_of_rows(entries: pa.Table, sources: _Sources) -> None:
+    """Merge the source positions of replicated entries into `sources`, by source cluster. `entries`: their first
+    rows."""
     is_whole = pc.equal(entries.column("slot"), int(RowType.WHOLE_ENTRY))
     for row in entries.filter(is_whole).to_pylist():
-        _note(sources, parse_metadata(row["payload"], checksum_verified=True)[0], _progress(row, ""))
+        _merge_source_progress(
+            sources, parse_metadata(row["payload"], checksum_verified=True)[0], _progress_of_row(row, "")
+        )
     same = entries.filter(pc.invert(is_whole)).group_by(["metadata", "source_ledger_id"])
     for row in same.aggregate([("source_entry_id", "max"), ("publish_time", "max")]).to_pylist():
-        _note(sources, MessageMetadata.FromString(row["metadata"] or b""), _progress(row, "_max"))
+        _merge_source_progress(
+            sources, MessageMetadata.FromString(row["metadata"] or b""), _progress_of_row(row, "_max")
+        )
 
 
-def _progress(row: dict[str, Any], suffix: str) -> SourceProgress:
+def _progress_of_row(row: dict[str, Any], suffix: str) -> SourceProgress:
     position = SourcePosition(row["source_ledger_id"], row["source_entry_id" + suffix])
     return SourceProgress(position, row["publish_time" + suffix])
 
 
-def _of_row(row: dict[str, Any]) -> SequenceId:
+def _sequence_id_of_row(row: dict[str, Any]) -> SequenceId:
     if row["slot"] == RowType.WHOLE_ENTRY:
-        return sequence_of(parse_metadata(row["payload"] or b"", checksum_verified=True)[0])
+        return sequence_id_of(parse_metadata(row["payload"] or b"", checksum_verified=True)[0])
     rest = MessageMetadata()
     rest.MergeFromString(row["metadata"] or b"")
-    number = max(row["sequence_id"] or 0, stated_highest(rest), 0)
-    return number, chunk_or_whole(row["chunk_index"] or 0, row["chunk_count"] or 0)
+    number = max(row["sequence_id"] or 0, stated_highest_sequence_id(rest), 0)
+    return number, sequence_chunk(row["chunk_index"] or 0, row["chunk_count"] or 0)

@@ -22,12 +22,12 @@ _POSITION = Struct("<8sq2sq")
 
 
 def with_position(entry: bytes, position: SourcePosition) -> bytes:
-    """Return an entry with a position in front. `entry` has no broker entry metadata."""
+    """Return an entry with its position at the source cluster in front. `entry` has no broker entry metadata."""
     return _POSITION.pack(_HEAD, position.ledger_id, _ENTRY_TAG, position.entry_id) + entry
 
 
 def position_of(entry: bytes) -> SourcePosition | None:
-    """Return the position in front of an entry; None: it has none."""
+    """Return the position at the source cluster that is in front of an entry; None: it has none."""
     if not entry.startswith(_HEAD) or len(entry) < _POSITION.size:
         return None
     _, ledger_id, tag, entry_id = _POSITION.unpack_from(entry)
@@ -35,5 +35,5 @@ def position_of(entry: bytes) -> SourcePosition | None:
 
 
 def without_position(entry: bytes) -> bytes:
-    """Return an entry without the position in front of it, if it has one."""
+    """Return an entry without the source position in front of it, if it has one."""
     return entry[_POSITION.size :] if entry.startswith(_HEAD) and position_of(entry) is not None else entry

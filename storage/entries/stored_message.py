@@ -28,7 +28,7 @@ from storage.model import MessageId
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """A row as a message. Times are milliseconds since the Unix epoch.
+    """A row as a message with all that its producer sent. Times are milliseconds since the Unix epoch.
 
     `payload`: the first bytes, of `payload_size`; of a WHOLE_ENTRY, of the entry as it was sent. `batch_size`: the
     number of messages in its entry; 0: it is in no batch. `chunk_index` None: it is no chunk. `schema_version`: as the
@@ -61,12 +61,12 @@ class StoredMessage:
 
     @property
     def is_cut(self) -> bool:
-        """True if `payload` lacks bytes."""
+        """True if `payload` is cut: it has fewer than `payload_size` bytes."""
         return self.payload_size > len(self.payload or b"")
 
 
 def stored_messages(batch: pa.RecordBatch, partition: int, payload_bytes: int) -> Iterator[StoredMessage]:
-    """Yield the rows (rows.SCHEMA) as messages, with at most `payload_bytes` of each payload."""
+    """Yield the rows of a record batch (rows.SCHEMA) as messages, with at most `payload_bytes` of each payload."""
     payload = batch.column("payload")
     place = batch.schema.get_field_index("payload")
     cut = batch.set_column(place, rows.SCHEMA.field("payload"), pc.binary_slice(payload, 0, payload_bytes))
@@ -76,7 +76,7 @@ def stored_messages(batch: pa.RecordBatch, partition: int, payload_bytes: int) -
 
 
 def _stored_message(row: Mapping[str, Any], size: int, partition: int) -> StoredMessage:
-    metadata = _metadata(row)
+    metadata = _metadata_of_row(row)
     codec = row["codec"]
     return StoredMessage(
         row["offset"],
@@ -100,8 +100,9 @@ def _stored_message(row: Mapping[str, Any], size: int, partition: int) -> Stored
     )
 
 
-def _metadata(row: Mapping[str, Any]) -> MessageMetadata:
-    """Return the metadata of a row that no column holds; of a whole entry, its own. Empty if it cannot be parsed."""
+def _metadata_of_row(row: Mapping[str, Any]) -> MessageMetadata:
+    """Return the metadata of a row that no column holds; for an entry that is kept whole, the entry's metadata. Empty
+    if it cannot be parsed."""
     if row["slot"] == int(RowType.WHOLE_ENTRY):
         with suppress(InvalidRecord):
             return parse_metadata(row["payload"] or b"")[0]

@@ -47,7 +47,11 @@ class Undecompressable(Exception):
 
 
 def decompress(codec: int, data: Buffer, *, magic: int = 2, max_bytes: int = MAX_BYTES) -> Buffer:
-    """Return the uncompressed bytes. `codec`: a number of Codec; `magic`: the format of the message that has them."""
+    """Decompress the records of a Kafka batch; return their bytes. `codec`: a number of Codec; `magic`: the format of
+    the message that has them.
+
+    Raises Undecompressable for damaged bytes, an unknown codec, and a result of more than `max_bytes`.
+    """
     try:
         known = Codec(codec)
     except ValueError:
@@ -56,14 +60,14 @@ def decompress(codec: int, data: Buffer, *, magic: int = 2, max_bytes: int = MAX
         return data
     try:
         if known is Codec.SNAPPY:
-            return b"".join(_snappy(bytes(data), max_bytes))
-        frame = with_correct_checksum(bytes(data)) if known is Codec.LZ4 and magic == 0 else data
-        return _stream(known, frame, max_bytes)
+            return b"".join(_decompress_snappy(bytes(data), max_bytes))
+        frame = with_correct_header_checksum(bytes(data)) if known is Codec.LZ4 and magic == 0 else data
+        return _decompress_stream(known, frame, max_bytes)
     except (pa.ArrowException, OSError) as error:
         raise Undecompressable(f"{known.name} data is damaged ({error})") from error
 
 
-def _stream(codec: Codec, data: Buffer, max_bytes: int) -> bytes:
+def _decompress_stream(codec: Codec, data: Buffer, max_bytes: int) -> bytes:
     pieces, size = [], 0
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _STREAMS[codec]) as stream:
         while piece := stream.read(_PIECE_BYTES):
@@ -73,23 +77,24 @@ def _stream(codec: Codec, data: Buffer, max_bytes: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _snappy(data: bytes, max_bytes: int) -> Iterator[bytes]:
+def _decompress_snappy(data: bytes, max_bytes: int) -> Iterator[bytes]:
     if not data.startswith(_XERIAL):
-        yield _snappy_block(data, 0, max_bytes)
+        yield _decompress_snappy_block(data, 0, max_bytes)
         return
     at, size = _XERIAL_HEADER_BYTES, 0
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")
         if end > len(data):
             raise Undecompressable("SNAPPY data ends inside a frame")
-        block = _snappy_block(data[at + 4 : end], size, max_bytes)
+        block = _decompress_snappy_block(data[at + 4 : end], size, max_bytes)
         size += len(block)
         yield block
         at = end
 
 
-def _snappy_block(data: bytes, before: int, max_bytes: int) -> bytes:
-    """Return the uncompressed bytes of a block, which begins with their number. `before`: the bytes before it."""
+def _decompress_snappy_block(data: bytes, before: int, max_bytes: int) -> bytes:
+    """Decompress a raw Snappy block, which begins with its uncompressed size; return its bytes. `before`: the number of
+    uncompressed bytes before it, for the limit."""
     size = 0
     for number, byte in enumerate(data[:5]):
         size |= (byte & 0x7F) << (7 * number)
@@ -109,8 +114,8 @@ def _check_size(size: int, max_bytes: int) -> None:
         raise Undecompressable(f"it has more than {max_bytes} bytes, uncompressed")
 
 
-def with_correct_checksum(frame: bytes) -> bytes:
-    """Return an LZ4 frame with the checksum of its header that the format prescribes; other bytes as they are."""
+def with_correct_header_checksum(frame: bytes) -> bytes:
+    """Return an LZ4 frame with the correct checksum in its header; other bytes as they are."""
     if not frame.startswith(_LZ4_MAGIC) or len(frame) < 7:
         return frame
     flags = frame[4]
@@ -121,19 +126,19 @@ def with_correct_checksum(frame: bytes) -> bytes:
 
 
 def short_xxh32(data: bytes) -> int:
-    """Return the XXH32 of fewer than 16 bytes, with seed 0."""
+    """Return the XXH32 hash, with seed 0, of fewer than 16 bytes."""
     value, at = (_PRIME_5 + len(data)) & _U32, 0
     while at + 4 <= len(data):
         value = (value + int.from_bytes(data[at : at + 4], "little") * _PRIME_3) & _U32
-        value = (_rotated(value, 17) * _PRIME_4) & _U32
+        value = (_rotate_left(value, 17) * _PRIME_4) & _U32
         at += 4
     for byte in data[at:]:
         value = (value + byte * _PRIME_5) & _U32
-        value = (_rotated(value, 11) * _PRIME_1) & _U32
+        value = (_rotate_left(value, 11) * _PRIME_1) & _U32
     value = ((value ^ (value >> 15)) * _PRIME_2) & _U32
     value = ((value ^ (value >> 13)) * _PRIME_3) & _U32
     return value ^ (value >> 16)
 
 
-def _rotated(value: int, bits: int) -> int:
+def _rotate_left(value: int, bits: int) -> int:
     return ((value << bits) | (value >> (32 - bits))) & _U32

@@ -33,8 +33,8 @@ TYPE = pa.map_(pa.string(), pa.string())
 
 
 class LocatedHeaders(NamedTuple):
-    """Headers by record, shape (n,): the row of each, ascending, and position and size of its name and value in the
-    data. A value of size -1 is null."""
+    """The places of record headers in a buffer, shape (headers,): the row of the record of each, ascending, and
+    position and size of its name and value. A value of size -1 is null."""
 
     rows: I64
     names: I64
@@ -44,9 +44,9 @@ class LocatedHeaders(NamedTuple):
 
 
 def properties_of(data: pa.Buffer, end: int, count: int, headers: LocatedHeaders) -> pa.Array:
-    """Return the column of properties of `count` records: null for a record without headers.
+    """Convert the headers of `count` Kafka records to a column of properties: null for a record without headers.
 
-    `end`: of the headers in `data`.
+    `data`: the bytes of the headers, which are before its position `end`.
     """
     if not len(headers.rows):
         return pa.nulls(count, TYPE)
@@ -57,18 +57,18 @@ def properties_of(data: pa.Buffer, end: int, count: int, headers: LocatedHeaders
         Spans(headers.names, headers.name_sizes),
         Spans(headers.values, headers.value_sizes, headers.value_sizes < 0),
     )
-    texts = None if _has_repeated_name(headers.rows, names) else _plain(names, values)
+    texts = None if _has_repeated_name(headers.rows, names) else _decode_utf8(names, values)
     having = np.bincount(headers.rows, minlength=count)
     if texts is None:
         pairs = zip(headers.rows.tolist(), names.to_pylist(), values.to_pylist(), strict=True)
-        texts = _marked(pairs)
+        texts = _build_marked_properties(pairs)
     offsets = np.append(0, np.cumsum(having)).astype(np.int32)
     absent = np.append(having == 0, False)
     return pa.MapArray.from_arrays(pa.array(offsets, mask=absent), *texts, TYPE)
 
 
 def _has_repeated_name(rows: I64, names: pa.Array) -> bool:
-    """Return whether a record has two headers of one name."""
+    """Return whether any record has two headers of one name. `rows`: the record of each header."""
     encoded = names.dictionary_encode()
     codes = encoded.indices.to_numpy()
     together = int(np.bincount(rows).max())
@@ -79,8 +79,8 @@ def _has_repeated_name(rows: I64, names: pa.Array) -> bool:
     return any(bool(equal.any()) for equal in same)
 
 
-def _plain(names: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array] | None:
-    """Return names and values as texts; None: a value is null, or a name or value is not UTF-8."""
+def _decode_utf8(names: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array] | None:
+    """Return header names and values as texts; None: a value is null, or a name or value is not UTF-8."""
     if values.null_count:
         return None
     try:
@@ -89,8 +89,9 @@ def _plain(names: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array] | Non
         return None
 
 
-def _marked(headers: Iterable[tuple[int, bytes, bytes | None]]) -> tuple[pa.Array, pa.Array]:
-    """Return names and values of the properties, in the order of the headers, each (row, name, value)."""
+def _build_marked_properties(headers: Iterable[tuple[int, bytes, bytes | None]]) -> tuple[pa.Array, pa.Array]:
+    """Return the names and values of the properties of headers, each (row, name, value), in order. A mark in a name
+    says that the value is null or base64; a number makes repeated names of a record unique."""
     names: list[str] = []
     values: list[str] = []
     present: set[str] = set()
@@ -98,16 +99,16 @@ def _marked(headers: Iterable[tuple[int, bytes, bytes | None]]) -> tuple[pa.Arra
     for row, name, value in headers:
         if row != current:
             current, present = row, set()
-        text, mark = _value_text(value)
-        label = _free_name(name.decode(errors="backslashreplace"), mark, present)
+        text, mark = _encode_value(value)
+        label = _unused_name(name.decode(errors="backslashreplace"), mark, present)
         present.add(label)
         names.append(label)
         values.append(text)
     return pa.array(names, pa.string()), pa.array(values, pa.string())
 
 
-def _value_text(value: bytes | None) -> tuple[str, str]:
-    """Return the text of a value, and the mark that its property's name gets."""
+def _encode_value(value: bytes | None) -> tuple[str, str]:
+    """Return the value of a header as text, in base64 unless it is UTF-8, and the mark for the name of its property."""
     if value is None:
         return "", NULL
     try:
@@ -116,7 +117,7 @@ def _value_text(value: bytes | None) -> tuple[str, str]:
         return base64.b64encode(value).decode(), BASE64
 
 
-def _free_name(name: str, mark: str, present: set[str]) -> str:
+def _unused_name(name: str, mark: str, present: set[str]) -> str:
     label, number = name + mark, 1
     while label in present:
         number += 1

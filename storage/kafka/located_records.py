@@ -31,7 +31,8 @@ NO_HEADERS = LocatedHeaders(*(np.empty(0, np.int64) for _ in range(5)))
 
 @dataclass(frozen=True, slots=True)
 class LocatedRecords:
-    """Records in order; arrays have the shape (n,). `timestamps` below 0: none. A key or value of size -1 is null.
+    """Kafka records in order, with positions in `data` instead of copied keys and values; arrays have the shape (n,).
+    `timestamps` below 0: none. A key or value of size -1 is null.
 
     `data`: the bytes of keys, values and headers, in the order of the records, up to `end`.
     """
@@ -64,12 +65,12 @@ class LocatedRecords:
         )
 
     def since(self, offset: int) -> LocatedRecords:
-        """Return the records from an offset on; there may be none."""
+        """Return the records whose offset is `offset` or larger; there may be none."""
         first = int(np.searchsorted(self.offsets, offset))
         return self.part(first, self.count) if first else self
 
-    def first_empty_value(self) -> int | None:
-        """Return the offset of the first record that has a key and an empty value; None: there is none."""
+    def first_empty_value_offset(self) -> int | None:
+        """Return the offset of the first record that has a key and an empty value, but no null; None: there is none."""
         empty = np.flatnonzero((self.values.sizes == 0) & (self.keys.sizes >= 0))
         return int(self.offsets[empty[0]]) if len(empty) else None
 
@@ -89,8 +90,8 @@ class LocatedRecords:
         return pa.table(columns, schema=SCHEMA)
 
 
-def joined(rows: Sequence[tuple[int, int | None, bytes | None, bytes | None]]) -> LocatedRecords:
-    """Return records without headers, each (offset, timestamp, key, value); at least one."""
+def records_from_rows(rows: Sequence[tuple[int, int | None, bytes | None, bytes | None]]) -> LocatedRecords:
+    """Return located records without headers, made of rows (offset, timestamp, key, value); at least one row."""
     offsets, times, keys, values = zip(*rows, strict=True)
     pieces = [piece for pair in zip(keys, values, strict=True) for piece in pair]
     lengths = np.array([-1 if piece is None else len(piece) for piece in pieces], np.int64)

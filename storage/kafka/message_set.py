@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from storage.errors import InvalidRecord
 from storage.kafka.compression import Undecompressable, decompress
-from storage.kafka.record_batch import RecordBatch, damaged, read_batches
+from storage.kafka.record_batch import RecordBatch, damaged_batch_error, read_batches
 
 _I64 = Struct(">q")
 _I32 = Struct(">i")
@@ -23,7 +23,7 @@ _NO_TIMESTAMP = -1
 
 
 class LegacyMessage(NamedTuple):
-    """A message. `timestamp` None: it has none."""
+    """A Kafka message of magic 0 or 1. `timestamp` None: it has none."""
 
     offset: int
     timestamp: int | None
@@ -31,70 +31,72 @@ class LegacyMessage(NamedTuple):
     value: bytes | None
 
 
-class _Fields(NamedTuple):
+class _MessageFields(NamedTuple):
     timestamp: int
     key: bytes | None
     value: bytes | None
 
 
 def read_message_set(batch: RecordBatch) -> list[LegacyMessage]:
-    """Return the messages of a batch of magic 0 or 1: itself, or those of a wrapper."""
-    fields = _fields(batch)
+    """Return the messages in a batch of magic 0 or 1: the one message that the batch is, or all messages of a
+    compressed wrapper."""
+    fields = _parse_message(batch)
     if not batch.codec:
-        return [LegacyMessage(batch.last_offset, _timestamp(fields.timestamp), fields.key, fields.value)]
-    messages = list(_inside(batch, fields.value or b""))
+        return [LegacyMessage(batch.last_offset, _timestamp_or_none(fields.timestamp), fields.key, fields.value)]
+    messages = list(_read_wrapped_messages(batch, fields.value or b""))
     if not messages:
-        raise damaged(batch, "is a wrapper without messages")
+        raise damaged_batch_error(batch, "is a wrapper without messages")
     shift = batch.last_offset - messages[-1][0].last_offset if batch.magic == 1 else 0
-    shared = _timestamp(fields.timestamp) if batch.has_append_time and batch.magic == 1 else None
+    shared = _timestamp_or_none(fields.timestamp) if batch.has_append_time and batch.magic == 1 else None
     result = []
     for message, own in messages:
-        timestamp = _timestamp(own.timestamp) if shared is None else shared
+        timestamp = _timestamp_or_none(own.timestamp) if shared is None else shared
         result.append(LegacyMessage(message.last_offset + shift, timestamp, own.key, own.value))
     offsets = [message.offset for message in result]
     if offsets[-1] != batch.last_offset or sorted(set(offsets)) != offsets:
-        raise damaged(batch, "holds messages whose offsets do not ascend to its own")
+        raise damaged_batch_error(batch, "holds messages whose offsets do not ascend to its own")
     return result
 
 
-def _inside(batch: RecordBatch, value: bytes) -> Iterator[tuple[RecordBatch, _Fields]]:
+def _read_wrapped_messages(batch: RecordBatch, value: bytes) -> Iterator[tuple[RecordBatch, _MessageFields]]:
     try:
         data = bytes(decompress(batch.codec, value, magic=batch.magic))
     except Undecompressable as error:
-        raise damaged(batch, f"cannot be decompressed: {error}") from error
+        raise damaged_batch_error(batch, f"cannot be decompressed: {error}") from error
     end = 0
     try:
         for message in read_batches(data):
             if message.magic != batch.magic or message.codec:
-                raise damaged(batch, "holds a message of another format")
-            yield message, _fields(message)
+                raise damaged_batch_error(batch, "holds a message of another format")
+            yield message, _parse_message(message)
             end = message.end
     except InvalidRecord as error:
-        raise damaged(batch, f"holds a damaged message: {error.message}") from error
+        raise damaged_batch_error(batch, f"holds a damaged message: {error.message}") from error
     if end != len(data):
-        raise damaged(batch, f"ends inside a message: {len(data) - end} bytes are left")
+        raise damaged_batch_error(batch, f"ends inside a message: {len(data) - end} bytes are left")
 
 
-def _fields(batch: RecordBatch) -> _Fields:
+def _parse_message(batch: RecordBatch) -> _MessageFields:
     data, at, timestamp = bytes(batch.data), 18, _NO_TIMESTAMP
     if batch.magic == 1:
         timestamp, at = _I64.unpack_from(data, at)[0], at + 8
-    key, at = _sized(batch, data, at)
-    value, at = _sized(batch, data, at)
+    key, at = _read_sized_bytes(batch, data, at)
+    value, at = _read_sized_bytes(batch, data, at)
     if at != len(data):
-        raise damaged(batch, "has a key or a value that ends elsewhere")
-    return _Fields(timestamp, key, value)
+        raise damaged_batch_error(batch, "has a key or a value that ends elsewhere")
+    return _MessageFields(timestamp, key, value)
 
 
-def _sized(batch: RecordBatch, data: bytes, at: int) -> tuple[bytes | None, int]:
-    """Return the bytes after their size, -1 for null, and the position after them."""
+def _read_sized_bytes(batch: RecordBatch, data: bytes, at: int) -> tuple[bytes | None, int]:
+    """Read a size and as many bytes at the position `at`; return the bytes, None for the size -1, and the position
+    after them."""
     if at + 4 > len(data):
-        raise damaged(batch, "ends before its key and value")
+        raise damaged_batch_error(batch, "ends before its key and value")
     size = _I32.unpack_from(data, at)[0]
     if size < 0:
         return None, at + 4
     return data[at + 4 : at + 4 + size], at + 4 + size
 
 
-def _timestamp(value: int) -> int | None:
+def _timestamp_or_none(value: int) -> int | None:
     return value if value >= 0 else None

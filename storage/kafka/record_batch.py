@@ -46,7 +46,7 @@ _CODEC, _APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 
 
 class RecordBatch(NamedTuple):
-    """A whole batch. `position`: of its first byte; `data`: all its bytes.
+    """A whole Kafka record batch. `position`: of its first byte; `data`: all its bytes.
 
     `first_offset` of a wrapper (magic 0 and 1) is not known, and is `last_offset`. `record_count`: -1 for magic 0 and
     1. `base_timestamp`, `max_timestamp`: of magic 2, else 0. `leader_epoch`: of the broker that appended it; -1: not
@@ -67,17 +67,17 @@ class RecordBatch(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after its last byte."""
+        """The position after the batch's last byte."""
         return self.position + len(self.data)
 
     @property
     def codec(self) -> int:
-        """Its compression, by Kafka's numbers."""
+        """The compression of the batch's records, by Kafka's numbers."""
         return self.attributes & _CODEC
 
     @property
     def has_append_time(self) -> bool:
-        """True if its largest timestamp, the broker's, is that of all its records (LogAppendTime)."""
+        """True if the batch's largest timestamp, set by the broker, is that of all its records (LogAppendTime)."""
         return bool(self.attributes & _APPEND_TIME)
 
     @property
@@ -86,12 +86,13 @@ class RecordBatch(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """True for a batch that a broker wrote: the end of a transaction, and others that no consumer gets."""
+        """True for a control batch, which a broker wrote: the end of a transaction, and others that no consumer
+        gets."""
         return self.magic >= 2 and bool(self.attributes & _CONTROL)
 
     @property
     def records(self) -> memoryview:
-        """The bytes of its records, maybe compressed. For magic 2."""
+        """The bytes of the batch's records, possibly compressed. For magic 2."""
         return self.data[_V2.size :]
 
 
@@ -105,14 +106,15 @@ def batch_bytes(data: bytes | memoryview, position: int, at: int = 0) -> int | N
     size: int = _SIZED_FROM + _SIZE.unpack_from(data, at + 8)[0]
     magic = data[at + 16]
     if magic not in _LEAST_BYTES:
-        raise _damaged(position + at, f"has the format {magic}, and 0, 1 and 2 are known")
+        raise _damaged_batch_error_at(position + at, f"has the format {magic}, and 0, 1 and 2 are known")
     if not _LEAST_BYTES[magic] <= size <= _MOST_BYTES:
-        raise _damaged(position + at, f"claims {size} bytes")
+        raise _damaged_batch_error_at(position + at, f"claims {size} bytes")
     return size
 
 
 def is_preallocated(data: bytes | memoryview, at: int = 0) -> bool:
-    """Return whether zeros are at `at` instead of a batch: space that a broker has reserved and not written yet."""
+    """Return whether there are zeros at `at` instead of a batch: space that a broker has reserved and not written
+    yet."""
     start = data[at : at + PREFIX_BYTES]
     return bool(start) and not any(start)
 
@@ -128,18 +130,18 @@ def read_batches(data: bytes | memoryview, position: int = 0, *, verify: bool = 
         size = batch_bytes(data, position, at)
         if size is None or at + size > len(data):
             return
-        batch = _batch(view[at : at + size], position + at)
+        batch = _parse_batch(view[at : at + size], position + at)
         if verify:
-            _verify(batch)
+            _verify_checksum(batch)
         yield batch
         at += size
 
 
-def _batch(data: memoryview, position: int) -> RecordBatch:
+def _parse_batch(data: memoryview, position: int) -> RecordBatch:
     if data[16] < 2:
         offset, _, _, magic, attributes = _LEGACY.unpack_from(data)
         if not 0 <= offset <= _MOST_OFFSET:
-            raise _damaged(position, f"claims the offset {offset}")
+            raise _damaged_batch_error_at(position, f"claims the offset {offset}")
         return RecordBatch(position, data, magic, offset, offset, attributes, 0, 0, NO_PRODUCER, -1)
     header = _V2.unpack_from(data)
     first_offset, _, leader_epoch, magic, _, attributes, last_delta, base_timestamp, max_timestamp, producer_id = (
@@ -147,7 +149,9 @@ def _batch(data: memoryview, position: int) -> RecordBatch:
     )
     count = header[12]
     if last_delta < 0 or not 0 <= count <= last_delta + 1 or not 0 <= first_offset <= _MOST_OFFSET:
-        raise _damaged(position, f"claims {count} records from offset {first_offset} to {first_offset} + {last_delta}")
+        raise _damaged_batch_error_at(
+            position, f"claims {count} records from offset {first_offset} to {first_offset} + {last_delta}"
+        )
     last_offset = first_offset + last_delta
     return RecordBatch(
         position,
@@ -164,20 +168,20 @@ def _batch(data: memoryview, position: int) -> RecordBatch:
     )
 
 
-def _verify(batch: RecordBatch) -> None:
+def _verify_checksum(batch: RecordBatch) -> None:
     covered = batch.data[_CRC_FROM[batch.magic] :]
     stated = int.from_bytes(batch.data[17:21] if batch.magic >= 2 else batch.data[12:16], "big")
     actual = crc32c(covered) if batch.magic >= 2 else zlib.crc32(covered)
     if actual != stated:
-        raise damaged(batch, f"has the checksum {actual:08x}, and states {stated:08x}")
+        raise damaged_batch_error(batch, f"has the checksum {actual:08x}, and states {stated:08x}")
 
 
-def damaged(batch: RecordBatch, reason: str) -> InvalidRecord:
-    """Return the error about a batch. `reason`: what is wrong with it, as a predicate."""
+def damaged_batch_error(batch: RecordBatch, reason: str) -> InvalidRecord:
+    """Return the error about a damaged batch. `reason`: the defect, as a predicate."""
     return InvalidRecord(
         f"the batch at position {batch.position}, offset {batch.first_offset}, {reason}", DAMAGED_REMEDY
     )
 
 
-def _damaged(position: int, reason: str) -> InvalidRecord:
+def _damaged_batch_error_at(position: int, reason: str) -> InvalidRecord:
     return InvalidRecord(f"the batch at position {position} {reason}", DAMAGED_REMEDY)

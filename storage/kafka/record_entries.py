@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.entries.encode import encode_entry
-from storage.entries.plain_messages import plain_messages
+from storage.entries.plain_messages import encode_plain_messages
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.entries.rebuild import EntryBuilder
 from storage.kafka.located_records import LocatedRecords
@@ -37,7 +37,8 @@ _ENTRIES_AT_ONCE = 60
 
 @dataclass(frozen=True, slots=True)
 class RecordEntry:
-    """An entry, with the offsets in Kafka of its first and last record, and their number."""
+    """An entry that holds Kafka records: its bytes, the Kafka offsets of its first and last record, and the number of
+    records."""
 
     data: bytes
     first_offset: int
@@ -48,14 +49,14 @@ class RecordEntry:
 def to_entries(
     records: LocatedRecords, producer: str, now_ms: int, max_bytes: int = MOST_ENTRY_BYTES
 ) -> Iterator[RecordEntry]:
-    """Yield the entries of records (at least one), in order. None is larger than `max_bytes` but for one of a single
-    record.
+    """Encode Kafka records (at least one) as entries, and yield them in order. None is larger than `max_bytes` but for
+    one of a single record.
 
     `producer`: the name of their producer here. `now_ms`: the publish time of records without a timestamp, and the
     latest one of any entry: a wrong clock at the source must not stop a mirror.
     """
     at = 0
-    for entry in _entries(records, producer, now_ms, min(ENTRY_BYTES, max_bytes)):
+    for entry in _encode_entries(records, producer, now_ms, min(ENTRY_BYTES, max_bytes)):
         if len(entry.data) <= max_bytes or entry.messages == 1:
             yield entry
         else:  # its metadata make it larger
@@ -65,18 +66,18 @@ def to_entries(
         at += entry.messages
 
 
-def _entries(records: LocatedRecords, producer: str, now_ms: int, entry_bytes: int) -> Iterator[RecordEntry]:
-    ends = _entry_ends(_sizes(records), entry_bytes)
+def _encode_entries(records: LocatedRecords, producer: str, now_ms: int, entry_bytes: int) -> Iterator[RecordEntry]:
+    ends = _entry_ends(_record_sizes(records), entry_bytes)
     for first in range(0, len(ends), _ENTRIES_AT_ONCE):
         start = 0 if not first else int(ends[first - 1])
         some = ends[first : first + _ENTRIES_AT_ONCE]
         part = records.part(start, int(some[-1]))
-        encode = _encode if len(part.headers.rows) else _encode_plain
+        encode = _encode_row_by_row if len(part.headers.rows) else _encode_by_columns
         yield from encode(part, some - start, producer, now_ms)
 
 
-def _sizes(records: LocatedRecords) -> I64:
-    """Return the bytes of each record's key, value and headers."""
+def _record_sizes(records: LocatedRecords) -> I64:
+    """Return the size of each record: the bytes of its key, value and headers."""
     sizes = np.maximum(records.keys.sizes, 0) + np.maximum(records.values.sizes, 0)
     headers = records.headers
     if len(headers.rows):
@@ -86,7 +87,7 @@ def _sizes(records: LocatedRecords) -> I64:
 
 
 def _entry_ends(sizes: I64, entry_bytes: int) -> I64:
-    """Return the row after the last one of each entry."""
+    """Divide records into entries by bytes and number; return the row after the last record of each entry."""
     bytes_before = np.append(0, np.cumsum(sizes))
     ends, start = [], 0
     while start < len(sizes):
@@ -96,19 +97,20 @@ def _entry_ends(sizes: I64, entry_bytes: int) -> I64:
     return np.array(ends, np.int64)
 
 
-def _encode_plain(records: LocatedRecords, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
-    """Yield the entries of records without headers."""
+def _encode_by_columns(records: LocatedRecords, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+    """Yield the entries of records without headers, encoded by whole columns. `ends`: the row after the last record of
+    each entry."""
     keys, values = records.keys_and_values()
     try:
         keys = keys.cast(pa.string())
     except pa.ArrowInvalid:
-        yield from _encode(records, ends, producer, now_ms)
+        yield from _encode_row_by_row(records, ends, producer, now_ms)
         return
     starts = np.append(0, ends[:-1])
     offsets, timestamps = records.offsets, records.timestamps
-    latest = _latest(timestamps, starts, now_ms)
+    latest = _publish_times(timestamps, starts, now_ms)
     event_times = np.maximum(timestamps, 0) if (timestamps >= 0).any() else None
-    at, data = plain_messages(keys, values, event_times, offsets)
+    at, data = encode_plain_messages(keys, values, event_times, offsets)
     numbers = starts, ends, at[starts], at[ends], offsets[starts], offsets[ends - 1], latest
     columns = [*(column.tolist() for column in numbers), keys.take(pa.array(starts)).to_pylist()]
     for start, end, first_byte, end_byte, first, last, time, key in zip(*columns, strict=True):
@@ -124,18 +126,19 @@ def _encode_plain(records: LocatedRecords, ends: I64, producer: str, now_ms: int
         yield RecordEntry(encode_entry(metadata, data[first_byte:end_byte]), first, last, end - start)
 
 
-def _latest(timestamps: I64, starts: I64, now_ms: int) -> I64:
-    """Return the publish time of each entry."""
+def _publish_times(timestamps: I64, starts: I64, now_ms: int) -> I64:
+    """Return the publish time (ms) of each entry: the latest timestamp of its records, at most `now_ms`. `starts`: the
+    first row of each entry."""
     times = np.where(timestamps < 0, now_ms, timestamps)
     return np.minimum(np.maximum.reduceat(times, starts), now_ms)
 
 
-def _encode(located: LocatedRecords, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
+def _encode_row_by_row(located: LocatedRecords, ends: I64, producer: str, now_ms: int) -> Iterator[RecordEntry]:
     records = located.table()
     starts = np.append(0, ends[:-1])
     counts = ends - starts
     entry_of = np.repeat(np.arange(len(ends)), counts)
-    offsets, latest = located.offsets, _latest(located.timestamps, starts, now_ms)
+    offsets, latest = located.offsets, _publish_times(located.timestamps, starts, now_ms)
     keys = records.column("key")
     values = {
         "offset": pa.array(np.arange(len(records))),
@@ -143,16 +146,16 @@ def _encode(located: LocatedRecords, ends: I64, producer: str, now_ms: int) -> I
         "batch_index": pa.array((np.arange(len(records)) - starts[entry_of]).astype(np.int32)),
         "batch_size": pa.array(counts[entry_of].astype(np.int32)),
         "key": keys,
-        "key_base64": _not_utf8(keys),
+        "key_base64": _non_utf8_mask(keys),
         "payload": records.column("value"),
         "publish_time": pa.array(latest[entry_of]),
         "event_time": records.column("timestamp"),
         "sequence_id": records.column("offset"),
         "properties": records.column("properties"),
         "producer": rows.constant(producer, "producer", len(records)),
-        "metadata": pa.array([_highest(last) for last in offsets[ends - 1].tolist()], pa.binary()).take(
-            pa.array(entry_of)
-        ),
+        "metadata": pa.array(
+            [_highest_sequence_id_metadata(last) for last in offsets[ends - 1].tolist()], pa.binary()
+        ).take(pa.array(entry_of)),
     }
     defaults = {"ledger_id": 0, "codec": 0, "slot": 0}
     columns = [
@@ -167,13 +170,13 @@ def _encode(located: LocatedRecords, ends: I64, producer: str, now_ms: int) -> I
         yield RecordEntry(entry.data, int(offsets[start]), int(offsets[end - 1]), end - start)
 
 
-def _highest(offset: int) -> bytes:
-    """Return the metadata that states the highest sequence id of an entry."""
+def _highest_sequence_id_metadata(offset: int) -> bytes:
+    """Return the encoded metadata that states the highest sequence id of an entry, which is a Kafka offset."""
     return MessageMetadata(highest_sequence_id=offset).SerializePartialToString()
 
 
-def _not_utf8(keys: pa.ChunkedArray) -> pa.Array:
-    """Return which keys are not UTF-8, and so are sent in base64."""
+def _non_utf8_mask(keys: pa.ChunkedArray) -> pa.Array:
+    """Return a mask of the keys that are not UTF-8, and so are sent in base64."""
     try:
         keys.cast(pa.string())
     except pa.ArrowInvalid:

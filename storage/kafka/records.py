@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from storage.kafka.compression import MAX_BYTES, Undecompressable, decompress
 from storage.kafka.header_properties import LocatedHeaders
-from storage.kafka.located_records import NO_HEADERS, LocatedRecords, joined
+from storage.kafka.located_records import NO_HEADERS, LocatedRecords, records_from_rows
 from storage.kafka.message_set import read_message_set
-from storage.kafka.record_batch import RecordBatch, damaged
+from storage.kafka.record_batch import RecordBatch, damaged_batch_error
 from storage.slices import I64, Flags, Spans
 from storage.varints import PADDING, WORD_BYTES, overlapping_words, read_varint, read_varints
 
@@ -43,12 +43,13 @@ BLOCK_BYTES = 2 << 20
 
 
 def decode_batches(batches: Iterable[RecordBatch], max_bytes: int = MAX_BYTES) -> Iterator[pa.Table]:
-    """Yield the records of batches as tables (located_records.SCHEMA); see `locate_batches`."""
+    """Decode the records of batches, and yield them as tables (located_records.SCHEMA); see `locate_batches`."""
     return (records.table() for records in locate_batches(batches, max_bytes))
 
 
 def locate_batches(batches: Iterable[RecordBatch], max_bytes: int = MAX_BYTES) -> Iterator[LocatedRecords]:
-    """Yield the records of batches, in order, some batches at a time; each time at least one.
+    """Decompress batches and locate the fields of their records; yield the records in order, some batches at a time, at
+    least one record each time.
 
     `max_bytes`: of a batch of magic 2, uncompressed. The caller leaves out control batches. Raises InvalidRecord.
     """
@@ -60,11 +61,11 @@ def locate_batches(batches: Iterable[RecordBatch], max_bytes: int = MAX_BYTES) -
             if block:
                 yield _locate_block(block, contents)
                 block, contents, size = [], [], 0
-            yield joined(read_message_set(batch))
+            yield records_from_rows(read_message_set(batch))
             continue
-        content = _uncompressed(batch, max_bytes)
+        content = _decompress_batch(batch, max_bytes)
         if len(content) < (1 + _LEAST_LENGTH) * batch.record_count:
-            raise damaged(batch, f"claims {batch.record_count} records in {len(content)} bytes")
+            raise damaged_batch_error(batch, f"claims {batch.record_count} records in {len(content)} bytes")
         if block and size + len(content) > BLOCK_BYTES:
             yield _locate_block(block, contents)
             block, contents, size = [], [], 0
@@ -76,15 +77,16 @@ def locate_batches(batches: Iterable[RecordBatch], max_bytes: int = MAX_BYTES) -
         yield _locate_block(block, contents)
 
 
-def _uncompressed(batch: RecordBatch, max_bytes: int) -> bytes | memoryview:
+def _decompress_batch(batch: RecordBatch, max_bytes: int) -> bytes | memoryview:
     try:
         return memoryview(decompress(batch.codec, batch.records, max_bytes=max_bytes))
     except Undecompressable as error:
-        raise damaged(batch, f"cannot be decompressed: {error}") from error
+        raise damaged_batch_error(batch, f"cannot be decompressed: {error}") from error
 
 
 def _locate_block(batches: Sequence[RecordBatch], contents: Sequence[bytes | memoryview]) -> LocatedRecords:
-    """Return the records of batches of magic 2, whose uncompressed records are `contents`."""
+    """Locate the fields of all records of some batches of magic 2. `contents`: the uncompressed records of each batch.
+    Raises InvalidRecord."""
     data = b"".join([*contents, PADDING])
     end = len(data) - len(PADDING)
     words = overlapping_words(data)
@@ -92,11 +94,12 @@ def _locate_block(batches: Sequence[RecordBatch], contents: Sequence[bytes | mem
     content_ends = np.cumsum(np.fromiter((len(content) for content in contents), np.int64, len(contents)))
 
     def check(fits: Flags) -> None:
+        """Raise InvalidRecord, naming the batch, unless every record fits. `fits`: a mask of the records."""
         if not fits.all():
             number = int(np.searchsorted(np.cumsum(counts), int(np.argmin(fits)), "right"))
-            raise damaged(batches[number], "has records that are not where it says")
+            raise damaged_batch_error(batches[number], "has records that are not where it says")
 
-    located = _locate(data, words, content_ends, counts)
+    located = _locate_records(data, words, content_ends, counts)
     lengths, at = read_varints(words, np.minimum(located, end))
     check((lengths >= 0) & (lengths <= end))
     ends = at + lengths
@@ -117,23 +120,26 @@ def _locate_block(batches: Sequence[RecordBatch], contents: Sequence[bytes | mem
     if header_counts.any():
         at, headers = _locate_headers(words, at, ends, header_counts)
     check(at == ends)
-    first_offsets = _each(batches, "first_offset", counts)
-    check((offset_deltas >= 0) & (offset_deltas <= _each(batches, "last_offset", counts) - first_offsets))
+    first_offsets = _repeat_batch_attribute(batches, "first_offset", counts)
+    check(
+        (offset_deltas >= 0)
+        & (offset_deltas <= _repeat_batch_attribute(batches, "last_offset", counts) - first_offsets)
+    )
     offsets = first_offsets + offset_deltas
     check(np.append(True, offsets[1:] > offsets[:-1]))
-    timestamps = _each(batches, "base_timestamp", counts) + timestamp_deltas
+    timestamps = _repeat_batch_attribute(batches, "base_timestamp", counts) + timestamp_deltas
     if any(batch.has_append_time for batch in batches):
-        has_append_time = _each(batches, "has_append_time", counts) != 0
-        timestamps = np.where(has_append_time, _each(batches, "max_timestamp", counts), timestamps)
+        has_append_time = _repeat_batch_attribute(batches, "has_append_time", counts) != 0
+        timestamps = np.where(has_append_time, _repeat_batch_attribute(batches, "max_timestamp", counts), timestamps)
     return LocatedRecords(data, end, offsets, timestamps, Spans(keys, key_sizes), Spans(values, value_sizes), headers)
 
 
-def _each(batches: Sequence[RecordBatch], name: str, counts: I64) -> I64:
-    """Return an attribute of the batch of each record."""
+def _repeat_batch_attribute(batches: Sequence[RecordBatch], name: str, counts: I64) -> I64:
+    """Return an attribute of each batch, as a number, once for each of its records."""
     return np.repeat(np.fromiter((getattr(batch, name) for batch in batches), np.int64, len(batches)), counts)
 
 
-def _locate(data: bytes, words: I64, content_ends: I64, counts: I64) -> I64:
+def _locate_records(data: bytes, words: I64, content_ends: I64, counts: I64) -> I64:
     """Return the position of each record; of damaged ones, any positions. Shape (records,).
 
     `content_ends`, `counts`: the end and the number of the records of each batch. Each position depends on the one
@@ -143,15 +149,15 @@ def _locate(data: bytes, words: I64, content_ends: I64, counts: I64) -> I64:
     """
     located = np.zeros(int(counts.sum()), np.int64)
     begins, rows = np.append(0, content_ends[:-1]), np.cumsum(counts) - counts
-    rest = _Unlocated(begins, content_ends, rows, counts).where(counts > 0)
-    alone: list[_Unlocated] = []
+    rest = _UnlocatedRecords(begins, content_ends, rows, counts).select(counts > 0)
+    alone: list[_UnlocatedRecords] = []
     while len(rest.rows) >= _TOGETHER:
-        runs, sizes = _locate_runs(located, words, rest, np.minimum(rest.counts, _LONGEST_RUN))
-        rest = rest.after(runs, sizes)
+        runs, sizes = _locate_equal_sizes(located, words, rest, np.minimum(rest.counts, _LONGEST_RUN))
+        rest = rest.without_first(runs, sizes)
         has_one_size = runs >= _RUN
-        alone.append(rest.where(~has_one_size & (rest.counts > 0)))
-        rest = rest.where(has_one_size & (rest.counts > 0))
-    rest = _Unlocated(*(np.concatenate(columns) for columns in zip(*alone, rest, strict=True)))
+        alone.append(rest.select(~has_one_size & (rest.counts > 0)))
+        rest = rest.select(has_one_size & (rest.counts > 0))
+    rest = _UnlocatedRecords(*(np.concatenate(columns) for columns in zip(*alone, rest, strict=True)))
     if int((rest.ends - rest.begins).sum()) < _SMALL * int(rest.counts.sum()):
         rest = _locate_by_zeros(located, data, words, rest)
     for at, _, row, count in zip(*(column.tolist() for column in rest), strict=True):
@@ -160,27 +166,38 @@ def _locate(data: bytes, words: I64, content_ends: I64, counts: I64) -> I64:
     return located
 
 
-class _Unlocated(NamedTuple):
-    """The records of batches that are not located: where they begin and end, the row of the first of each batch, and
-    their number."""
+class _UnlocatedRecords(NamedTuple):
+    """The records of batches that are not located yet: for each batch the positions where they begin and end, the row
+    of the first one, and their number."""
 
     begins: I64
     ends: I64
     rows: I64
     counts: I64
 
-    def where(self, chosen: Flags) -> _Unlocated:
-        """Return some of the batches."""
-        return _Unlocated(*(column[chosen] for column in self))
+    def select(self, chosen: Flags) -> _UnlocatedRecords:
+        """Return the batches of a mask."""
+        return _UnlocatedRecords(*(column[chosen] for column in self))
 
-    def after(self, records: I64, sizes: I64) -> _Unlocated:
-        """Return the same after some records of each, which have one size."""
-        return _Unlocated(self.begins + records * sizes, self.ends, self.rows + records, self.counts - records)
+    def without_first(self, records: I64, sizes: I64) -> _UnlocatedRecords:
+        """Return all batches without their first records. `records`: how many of each batch; `sizes`: the bytes of each
+        of them."""
+        return _UnlocatedRecords(self.begins + records * sizes, self.ends, self.rows + records, self.counts - records)
 
 
-def _locate_runs(located: I64, words: I64, rest: _Unlocated, limits: I64) -> tuple[I64, I64]:
-    """Locate the next records of each batch that have the size of the first, up to `limits`; return their number and
-    that size. A size of more than two bytes is that of none."""
+class _EqualSizes(NamedTuple):
+    """The records of each batch that were located because they have one size: their number, and that size in bytes."""
+
+    counts: I64
+    sizes: I64
+
+
+def _locate_equal_sizes(located: I64, words: I64, rest: _UnlocatedRecords, limits: I64) -> _EqualSizes:
+    """Locate the next records of each batch that have the size of its first one, up to `limits`; write their positions
+    to `located`. Return their number and that size.
+
+    A record whose size takes more than two bytes is not located.
+    """
     end = len(words) - 1 + WORD_BYTES - len(PADDING)
     positions = np.minimum(rest.begins, end)
     word = words[positions] & 0xFFFF
@@ -198,13 +215,16 @@ def _locate_runs(located: I64, words: I64, rest: _Unlocated, limits: I64) -> tup
         runs[batches] = numbers[differs[firsts]]
     equal = numbers < np.repeat(runs, counts)
     located[(np.repeat(rest.rows, counts) + numbers)[equal]] = places[equal]
-    return runs, sizes
+    return _EqualSizes(runs, sizes)
 
 
-def _locate_by_zeros(located: I64, data: bytes, words: I64, rest: _Unlocated) -> _Unlocated:
-    """Locate records between which zeros are: the number of headers of a record, and the attributes of the next. Return
-    the batches that have records with headers, or other bytes that look like the begin of a record; all, if there are
-    many zeros."""
+def _locate_by_zeros(located: I64, data: bytes, words: I64, rest: _UnlocatedRecords) -> _UnlocatedRecords:
+    """Locate records by the zeros between them: the number of headers of a record, and the attributes of the next;
+    write their positions to `located`.
+
+    Return the batches that are not located: those with headers, or with other bytes that look like the start of a
+    record; all, if there are many zeros.
+    """
     octets = np.frombuffer(data, np.uint8, len(data) - len(PADDING))
     begins = (octets[:-1] == 0) & (octets[1:] != 0)  # no length begins with a zero
     if np.count_nonzero(begins) > _MOST_ZEROS * int(rest.counts.sum()):
@@ -232,11 +252,12 @@ def _locate_by_zeros(located: I64, data: bytes, words: I64, rest: _Unlocated) ->
     rows = np.arange(len(numbers)) + np.repeat(rest.rows[fits] - batch_rows, counts)
     located[rows[chosen]] = at[numbers[chosen]]
     fits[fits] = is_chain
-    return rest.where(~fits)
+    return rest.select(~fits)
 
 
 def _locate_in_batch(located: I64, data: bytes, at: int) -> None:
-    """Set the positions of records that follow each other from `at` on. Raises IndexError."""
+    """Write the positions of the records that follow each other from `at` on to `located`, in a loop. Raises IndexError
+    if they lead out of the data."""
     for row in range(0, len(located), _LOOP):
         positions = []
         for _ in range(min(_LOOP, len(located) - row)):
@@ -254,15 +275,17 @@ def _locate_in_batch(located: I64, data: bytes, at: int) -> None:
         located[row : row + len(positions)] = positions
 
 
-class _Headers(NamedTuple):
-    """The headers of records. `ends`: the position after those of each record, shape (records,)."""
+class _HeaderLocations(NamedTuple):
+    """The located headers of records. `ends`: the position after the headers of each record, shape (records,); -1: they
+    do not fit."""
 
     ends: I64
     located: LocatedHeaders
 
 
-def _locate_headers(words: I64, positions: I64, limits: I64, counts: I64) -> _Headers:
-    """Locate the headers that begin at `positions`, `counts` of each record; the k-th of all records in one step."""
+def _locate_headers(words: I64, positions: I64, limits: I64, counts: I64) -> _HeaderLocations:
+    """Locate the headers that begin at `positions`, `counts` of each record, and return them; the k-th headers of all
+    records are located in one step."""
     ends = positions.copy()
     records = np.flatnonzero(counts)
     steps: list[tuple[I64, ...]] = []
@@ -278,7 +301,7 @@ def _locate_headers(words: I64, positions: I64, limits: I64, counts: I64) -> _He
         remaining = fits & (counts[records] > len(steps))
         records, at = records[remaining], at[remaining]
     if not steps:
-        return _Headers(ends, NO_HEADERS)
+        return _HeaderLocations(ends, NO_HEADERS)
     columns = [np.concatenate(column) for column in zip(*steps, strict=True)]
     order = np.argsort(columns[0], kind="stable")
-    return _Headers(ends, LocatedHeaders(*(column[order] for column in columns)))
+    return _HeaderLocations(ends, LocatedHeaders(*(column[order] for column in columns)))

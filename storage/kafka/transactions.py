@@ -1,7 +1,7 @@
 """Records of a consumer with `read_committed`: committed transactions, and nothing from the first open one on.
 
 A transaction ends with a control record of its producer, abort or commit, which comes after its data. So a log is read
-twice: `TransactionScan` reads headers and control records to the end; `CommittedBatches` then leaves out control
+twice: `TransactionScan` reads headers and control records to the end; `CommittedBatchFilter` then leaves out control
 batches and the batches of aborted transactions. A broker that answers a Fetch has done the scan: its answer lists the
 aborted transactions, and its last stable offset. A segment's `.txnindex` has the same list, and is not needed.
 
@@ -18,7 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from storage.kafka.compression import Undecompressable, decompress
-from storage.kafka.record_batch import RecordBatch, damaged
+from storage.kafka.record_batch import RecordBatch, damaged_batch_error
 from storage.varints import read_varint
 
 _CONTROL_KEY = Struct(">hh")
@@ -26,21 +26,22 @@ _ABORT, _COMMIT = 0, 1
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that was aborted: its first offset in the log, and the producer."""
+    """A transaction that was aborted: its first offset in the log, and the id of its producer."""
 
     first_offset: int
     producer_id: int
 
 
 class TransactionScan:
-    """The outcomes of the transactions in batches that are added in order, by their headers."""
+    """A scan for the outcomes of transactions, by the headers of batches that are added in order."""
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
         self._aborted: list[AbortedTransaction] = []
 
     def add(self, batch: RecordBatch) -> None:
-        """Take a batch into account. Raises InvalidRecord for a control record that cannot be read."""
+        """Record the transaction that the next batch begins, commits or aborts. Raises InvalidRecord for a control
+        record that cannot be read."""
         if not batch.is_transactional:
             return
         if not batch.is_control:
@@ -57,19 +58,20 @@ class TransactionScan:
 
     @property
     def last_stable_offset(self) -> int | None:
-        """The first offset of the first transaction that is open; None: none is."""
+        """The first offset of the open transaction that began first; None: no transaction is open."""
         return min(self._open.values(), default=None)
 
     @property
-    def open_producer(self) -> int | None:
-        """The producer id of that transaction."""
+    def oldest_open_producer(self) -> int | None:
+        """The producer id of the open transaction that began first; None: no transaction is open."""
         return min(self._open, key=lambda producer_id: self._open[producer_id], default=None)
 
 
-class CommittedBatches:
-    """A filter of batches that come in order: it accepts those that hold records of a consumer with `read_committed`.
+class CommittedBatchFilter:
+    """A filter of batches in order: it accepts those that a consumer with `read_committed` gets.
 
-    `aborted`: the aborted transactions, in any order. `aborted_records` counts what was left out.
+    `aborted`: the aborted transactions, in any order. `aborted_records`: the number of records of aborted transactions
+    that it has left out.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction] = ()) -> None:
@@ -78,7 +80,8 @@ class CommittedBatches:
         self.aborted_records = 0
 
     def accepts(self, batch: RecordBatch) -> bool:
-        """Return whether a batch holds committed records."""
+        """Return whether a consumer with `read_committed` gets the records of a batch; False for control batches, and
+        for those of aborted transactions."""
         while self._pending and self._pending[-1].first_offset <= batch.last_offset:
             self._producers.add(self._pending.pop().producer_id)
         if batch.is_control:
@@ -103,4 +106,4 @@ def control_type(batch: RecordBatch) -> int:
             raise IndexError
         return int(_CONTROL_KEY.unpack_from(data, at)[1])
     except (IndexError, Undecompressable) as error:
-        raise damaged(batch, "holds no control record") from error
+        raise damaged_batch_error(batch, "holds no control record") from error

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.entries.decode import StoredEntry, unpack_some
+from storage.entries.decode import StoredEntry, unpack_in_blocks
 from storage.environment import Environment
 from storage.errors import InvalidRecord
 from storage.failpoints import Failpoint, failpoint
@@ -64,7 +64,7 @@ SOURCE_SCHEMA = pa.schema([*INPUT_SCHEMA, rows.SCHEMA.field("producer"), rows.SC
 
 @dataclass(frozen=True)
 class SourceLedger:
-    """A ledger of another log, to be appended as it is: its id there, and its entries, some at a time, with ids and
+    """A ledger of another log that is appended as it is: its id there, and its entries, some at a time, with ids and
     offsets from 0."""
 
     ledger_id: int
@@ -73,7 +73,7 @@ class SourceLedger:
 
 @dataclass(frozen=True)
 class BulkAppendResult:
-    """The ledgers of one append."""
+    """The ledgers that one append has added to a topic."""
 
     ledgers: tuple[LedgerRecord, ...]
 
@@ -92,7 +92,7 @@ class BulkAppendResult:
 
 @dataclass(frozen=True)
 class BulkAppend:
-    """A writer of sealed ledgers for one topic; each call of `append` or `append_under` is one transaction.
+    """A writer that appends sealed ledgers to one topic; each call of an `append…` method is one transaction.
 
     `owner`: the name of the lease's owner, unique to one piece of work. `ledger_bytes`: the logical bytes after which a
     new ledger begins. `workers`: the ledgers that are sealed at the same time. `wait_ms`: the time to wait for the
@@ -110,7 +110,7 @@ class BulkAppend:
     on_held: OnHeld = lambda _: None
 
     def append(self, tables: Iterable[pa.Table]) -> BulkAppendResult:
-        """Append every message of `tables` under a lease of its own: `lease` and `append_under`."""
+        """Take the topic's lease, append every message of `tables` as `append_under` does, and release the lease."""
         with self.lease() as lease:
             return self.append_under(lease, tables)
 
@@ -133,16 +133,17 @@ class BulkAppend:
         Raises Fenced, InvalidRecord, TopicNotFound, any store error, and any error of `tables`; then nothing was
         appended.
         """
-        return self._append(lease, lambda sealer, first_offset: self._seal_all(sealer, first_offset, tables))
+        return self._append(lease, lambda sealer, first_offset: self._seal_tables(sealer, first_offset, tables))
 
     def append_ledgers_under(self, lease: Lease, ledgers: Iterable[SourceLedger]) -> BulkAppendResult:
-        """Append ledgers as they are, in order; each becomes one, with its entries. For the rest see `append_under`."""
+        """Append ledgers of another log as they are, in order; each becomes one ledger with the same entries. For the
+        rest see `append_under`."""
         return self._append(lease, lambda sealer, first_offset: self._seal_ledgers(sealer, first_offset, ledgers))
 
     def append_sealed_under(self, lease: Lease, sealed: Sequence[LedgerRecord]) -> BulkAppendResult:
-        """Append ledgers that other processes have sealed (`Sealer.seal_unplaced`), in order; they get their places
-        now. For the rest see `append_under`."""
-        self._roll(lease)
+        """Append ledgers whose objects other processes have written (`Sealer.seal_unplaced`), in order; they get their
+        ids and offsets now. For the rest see `append_under`."""
+        self._roll_open_segment(lease)
         metadata = self.environment.metadata
         now, next_offset = self.environment.clock.now_ms(), metadata.topics.get(self.topic.name).next_offset
         ledgers = []
@@ -155,8 +156,9 @@ class BulkAppend:
         return BulkAppendResult(tuple(ledgers))
 
     def _append(self, lease: Lease, seal: Callable[[Sealer, int], Iterator[LedgerRecord]]) -> BulkAppendResult:
-        """Append the ledgers that `seal` writes; it gets the sealer, and the offset of their first message."""
-        self._roll(lease)
+        """Append the ledgers that `seal` writes, in one transaction. `seal`: gets the sealer, and the offset of the
+        first message."""
+        self._roll_open_segment(lease)
         attempt = self.environment.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
         failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
         with release_ignoring_errors(lambda: self.environment.metadata.attempts.finish(attempt.attempt_id)):
@@ -174,9 +176,9 @@ class BulkAppend:
         failpoint(Failpoint.IMPORT_ATTEMPT_FINISHED)
         return BulkAppendResult(ledgers)
 
-    def _roll(self, lease: Lease) -> None:
-        """Close the open segment, if there is one, and those that the database has lost: imported messages
-        follow them."""
+    def _roll_open_segment(self, lease: Lease) -> None:
+        """Close the open segment, if there is one, and those that the database has lost: imported messages follow
+        them."""
         metadata, log = self.environment.metadata, self.environment.log
         reserve_lost_ids(metadata, log)
         if metadata.segments.find_open(self.topic.id) is not None or first_offsets_with_data(
@@ -184,18 +186,18 @@ class BulkAppend:
         ):
             roll_open_segment(self.environment, self.topic, lease)
 
-    def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
+    def _seal_tables(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
         now = self.environment.clock.now_ms()
         max_ahead_ms = self._max_ahead_ms()
         running: deque[Future[LedgerRecord]] = deque()
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sealer") as pool:
             try:
-                for content in cut_ledgers(tables, self.ledger_bytes):
-                    check_times(content, now, max_ahead_ms)
+                for content in cut_into_ledgers(tables, self.ledger_bytes):
+                    check_publish_times(content, now, max_ahead_ms)
                     if len(running) >= self.workers:
                         yield running.popleft().result()
                     ledger_id = self.environment.metadata.ledgers.allocate_ids(1)
-                    table = to_rows(content, ledger_id, next_offset, now)
+                    table = to_ledger_rows(content, ledger_id, next_offset, now)
                     next_offset += len(table)
                     running.append(pool.submit(sealer.seal, [table], ledger_id, now))
                 while running:
@@ -208,7 +210,7 @@ class BulkAppend:
         self, sealer: Sealer, next_offset: int, ledgers: Iterable[SourceLedger]
     ) -> Iterator[LedgerRecord]:
         now = self.environment.clock.now_ms()
-        check = partial(check_times, now=now, max_ahead_ms=self._max_ahead_ms())
+        check = partial(check_publish_times, now=now, max_ahead_ms=self._max_ahead_ms())
         for source in ledgers:
             ids = self.environment.metadata.ledgers
             ledger_id = source.ledger_id if ids.claim_id(source.ledger_id) else ids.allocate_ids(1)
@@ -223,22 +225,24 @@ class BulkAppend:
 def _source_rows(
     source: SourceLedger, ledger_id: int, first_offset: int, check: Callable[[pa.Table], None]
 ) -> Iterator[pa.Table]:
-    """Yield the rows (rows.SCHEMA) of a ledger that is appended from an offset on; `check` gets each table."""
+    """Yield the rows (rows.SCHEMA) of a ledger of another log, with a new ledger id, and offsets from `first_offset`
+    on. `check`: called with each table, may raise."""
     field = rows.SCHEMA.field("offset")
     for entries in source.entries:
-        for table in unpack_some(entries, ledger_id) if entries else ():
+        for table in unpack_in_blocks(entries, ledger_id) if entries else ():
             check(table)
             yield table.set_column(0, field, pc.add(table.column("offset"), first_offset))
 
 
-def check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
-    """Raise InvalidRecord for a publish time that is too far in the future."""
+def check_publish_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
+    """Raise InvalidRecord for a message whose publish time is more than `max_ahead_ms` after `now` (ms); None: any time
+    is allowed."""
     newest = pc.max(content.column("publish_time")).as_py()
     if max_ahead_ms is not None and newest is not None and newest > now + max_ahead_ms:
         raise ahead_of_time_error(newest, now, max_ahead_ms)
 
 
-def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
+def cut_into_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
     """Cut a stream of tables (INPUT_SCHEMA or SOURCE_SCHEMA) into ledgers of at most `ledger_bytes` logical bytes.
 
     A ledger has at least one message, and at most `rows.LEDGER_ROWS`. Raises InvalidRecord for a message that is too
@@ -248,14 +252,15 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
     counted = 0
     for table in tables:
         sizes = rows.logical_sizes(table)
-        check_sizes(sizes, counted)
+        check_message_sizes(sizes, counted)
         counted += len(table)
         yield from cutter.add(table, sizes)
     yield from cutter.remaining()
 
 
-def check_sizes(sizes: npt.NDArray[np.int64], before: int) -> None:
-    """Raise InvalidRecord for a message that is too large. `sizes`: logical bytes; `before`: messages before these."""
+def check_message_sizes(sizes: npt.NDArray[np.int64], before: int) -> None:
+    """Raise InvalidRecord for a message that is too large. `sizes`: logical bytes; `before`: the number of messages
+    before these, for the error."""
     if len(sizes) and sizes.max() > rows.MAX_MESSAGE_BYTES:
         raise InvalidRecord(
             f"message {before + int(sizes.argmax()) + 1} has {int(sizes.max())} bytes",
@@ -263,7 +268,7 @@ def check_sizes(sizes: npt.NDArray[np.int64], before: int) -> None:
         )
 
 
-def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int, first_entry: int = 0) -> pa.Table:
+def to_ledger_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int, first_entry: int = 0) -> pa.Table:
     """Return `content` (INPUT_SCHEMA, SOURCE_SCHEMA) as `rows.SCHEMA`, with ids, offsets and defaults of a bulk import.
 
     Entry ids count from `first_entry`, offsets from `first_offset`. `now` (ms): the publish time of messages without

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from storage.log.kernel_flushes import FlushEnd, kernel_flushes
+from storage.log.kernel_flushes import FileDescriptor, FlushEnd, kernel_flushes
 
 THREADS = 16
 """The default of the largest number of threads."""
@@ -32,38 +32,44 @@ IDLE_SECONDS = 5.0
 
 
 class AppendQueue(Protocol):
-    """A queue of appends to one file."""
+    """A queue of appends to one file, for the committing threads."""
 
-    def begin(self) -> int | None:
-        """Write what waits. Return the descriptor of the file if it must be flushed: then `end_flush` follows, and
-        nothing else is written before. Raises nothing."""
+    def begin_commit(self) -> FileDescriptor | None:
+        """Write the waiting appends. Return the descriptor of the file if it must be flushed now, otherwise None.
 
-    def end_flush(self, error: BaseException | None) -> None:
-        """Note the end of the flush. Must be quick. Raises nothing."""
+        After a descriptor the caller flushes the file and calls `complete_flush`; nothing else is written before.
+        Raises nothing.
+        """
+
+    def complete_flush(self, error: BaseException | None) -> None:
+        """Record that the flush has ended, with its error or None, and answer its appends. Must be quick. Raises
+        nothing."""
 
 
-class Flushes(Protocol):
-    """Flushes that end by themselves (kernel_flushes.py)."""
+class AsyncFlusher(Protocol):
+    """A means to flush files without a waiting thread for each (kernel_flushes.py)."""
 
     @property
-    def is_possible(self) -> bool:
-        """True if `begin` may begin any."""
+    def is_supported(self) -> bool:
+        """True if `begin_flushes` can begin flushes on this system."""
 
-    def begin(self, flushes: Sequence[tuple[int, FlushEnd]]) -> int:
-        """Begin to flush files; return how many were begun, the first ones. The others are left to the caller."""
+    def begin_flushes(self, flushes: Sequence[tuple[FileDescriptor, FlushEnd]]) -> int:
+        """Begin to flush files, each a descriptor and its callback; return the number that were begun, the first ones.
+        The caller flushes the others."""
 
 
 class Committers:
-    """The committing threads. Thread-safe."""
+    """The threads of a process that commit the appends of all open segments. Thread-safe."""
 
-    def __init__(self, threads: int = THREADS, flushes: Flushes | None = None) -> None:
-        """`threads`: the largest number. `flushes` None: those of this process."""
+    def __init__(self, threads: int = THREADS, flushes: AsyncFlusher | None = None) -> None:
+        """Create the pool; it starts threads when they are needed. `threads`: the largest number. `flushes` None: the
+        flushes of this process's kernel."""
         self._most = threads
         self._flushes = flushes
-        self._forget()
+        self._reset_state()
 
-    def _forget(self) -> None:
-        """Forget all: a process that was forked has none of the threads."""
+    def _reset_state(self) -> None:
+        """Reset to a pool without threads and queues: a process that was forked has none of them."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ready: queue.SimpleQueue[AppendQueue | None] = queue.SimpleQueue()
@@ -71,58 +77,59 @@ class Committers:
         self._numbers = itertools.count()
         self._threads = self._free = self._flushing = 0
 
-    def put(self, appends: AppendQueue) -> None:
-        """Commit what waits in a queue, after the queues that were put before. The caller puts a queue once."""
-        self._check_process()
+    def enqueue(self, appends: AppendQueue) -> None:
+        """Let a thread commit the appends that wait in a queue, after the queues before it. A queue must not be
+        enqueued twice at once."""
+        self._reset_after_fork()
         self._ready.put(appends)
         with self._lock:
-            self._ensure_thread()
+            self._start_thread_if_needed()
 
     def commit(self, appends: AppendQueue) -> None:
-        """Commit what waits in a queue, in this thread, as one of the committing threads does."""
-        self._check_process()
-        self._commit([appends])
+        """Commit the appends that wait in a queue in the calling thread, as a committing thread does."""
+        self._reset_after_fork()
+        self._commit_queues([appends])
 
-    def put_at(self, at: float, appends: AppendQueue) -> None:
-        """Put a queue at a time of `time.monotonic`."""
-        self._check_process()
+    def enqueue_at(self, at: float, appends: AppendQueue) -> None:
+        """Let a thread commit the appends of a queue at a time of `time.monotonic`."""
+        self._reset_after_fork()
         with self._lock:
             heapq.heappush(self._timers, (at, next(self._numbers), appends))
             if self._timers[0][2] is appends:
                 self._ready.put(None)  # a waiting thread waits no longer than until then
-            self._ensure_thread()
+            self._start_thread_if_needed()
 
-    def _check_process(self) -> None:
+    def _reset_after_fork(self) -> None:
         if self._pid != os.getpid():
-            self._forget()
+            self._reset_state()
 
-    def _ensure_thread(self) -> None:
-        """Start a thread if none is free and those that do not wait for a disk have much to do. For the holder of the
+    def _start_thread_if_needed(self) -> None:
+        """Start a thread if none is free and those that do not wait for a disk have much to do. The caller holds the
         lock."""
         working = max(0, self._threads - self._flushing)
         if not self._free and self._threads < self._most and self._ready.qsize() > working * AT_ONCE:
             try:
-                threading.Thread(target=self._run, name="commit", daemon=True).start()
+                threading.Thread(target=self._run_thread, name="commit", daemon=True).start()
             except RuntimeError:  # the limit of threads
                 if not self._threads:
                     raise
             else:
                 self._threads += 1
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         try:
-            while taken := self._take():
-                self._commit(taken)
+            while taken := self._wait_for_queues():
+                self._commit_queues(taken)
                 del taken  # a queue that ended is not kept while the thread waits
         except BaseException:  # a defect: another thread takes this one's place
             with self._lock:
                 self._threads -= 1
-                self._ensure_thread()
+                self._start_thread_if_needed()
             raise
 
-    def _take(self) -> list[AppendQueue]:
-        """Return the queues to commit next; none: the thread ends."""
-        at_once = AT_ONCE if self._kernel.is_possible else 1
+    def _wait_for_queues(self) -> list[AppendQueue]:
+        """Wait for queues, and return those to commit next; an empty list: the calling thread must end."""
+        at_once = AT_ONCE if self._async_flusher.is_supported else 1
         while True:
             with self._lock:
                 self._free += 1
@@ -149,22 +156,24 @@ class Committers:
                         if (item := self._ready.get_nowait()) is not None:
                             taken.append(item)
                 if taken:
-                    self._ensure_thread()
+                    self._start_thread_if_needed()
                     return taken
 
     @property
-    def _kernel(self) -> Flushes:
+    def _async_flusher(self) -> AsyncFlusher:
         return self._flushes or kernel_flushes()
 
-    def _commit(self, taken: list[AppendQueue]) -> None:
-        flushes = [(descriptor, item.end_flush) for item in taken if (descriptor := item.begin()) is not None]
+    def _commit_queues(self, taken: list[AppendQueue]) -> None:
+        flushes = [
+            (descriptor, item.complete_flush) for item in taken if (descriptor := item.begin_commit()) is not None
+        ]
         begun = 0
         if len(flushes) > 1 or self._flushing >= self._most // 2:
-            begun = self._kernel.begin(flushes)
+            begun = self._async_flusher.begin_flushes(flushes)
         for descriptor, end in flushes[begun:]:
             with self._lock:
                 self._flushing += 1
-                self._ensure_thread()
+                self._start_thread_if_needed()
             error: BaseException | None = None
             try:
                 os.fdatasync(descriptor)

@@ -37,14 +37,14 @@ _Place = tuple[int, int]
 
 
 class RecoveredRows(NamedTuple):
-    """The rows of a segment, and the number of its offsets whose messages are lost."""
+    """The recovered rows of a damaged segment, and the number of its offsets whose messages are lost."""
 
     table: pa.Table
     lost: int
 
 
 def recovered_rows(segment: LocalSegment, content: SegmentContent) -> RecoveredRows:
-    """Return a row for each offset of a rolled segment, whose file may be damaged or missing.
+    """Read a damaged or missing file of a rolled segment; return a row for each of the segment's offsets.
 
     A lost offset gets a row of slot COMPACTED_OUT. `content`: the content of the segment, by its row in SQL.
     """
@@ -52,26 +52,27 @@ def recovered_rows(segment: LocalSegment, content: SegmentContent) -> RecoveredR
     end = content.entries, content.last_offset + 1
     tables, lost = [], 0
     position, publish_time = (0, header.first_offset), content.min_publish_time
-    for entries in _runs(_kept(segment.files.log, header, position, end)):
+    for entries in _contiguous_runs(_consistent_entries(segment.files.log, header, position, end)):
         start = entries[0].entry_id, entries[0].offset
         if start != position:
-            tables.append(_fillers(header.ledger_id, position, start, publish_time, 1))
+            tables.append(_compacted_out_rows(header.ledger_id, position, start, publish_time, 1))
             lost += start[1] - position[1]
         tables.append(unpack(entries, header.ledger_id))
-        position, publish_time = _after(entries[-1]), entries[-1].header.publish_time
+        position, publish_time = _place_after(entries[-1]), entries[-1].header.publish_time
     if position != end:
         last = max(1, content.last_message_id.batch_index + 1)
-        tables.append(_fillers(header.ledger_id, position, end, content.max_publish_time, last))
+        tables.append(_compacted_out_rows(header.ledger_id, position, end, content.max_publish_time, last))
         lost += end[1] - position[1]
     return RecoveredRows(pa.concat_tables(tables), lost)
 
 
-def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
-    """Yield runs of entries without a loss in between, a limited number of bytes at a time."""
+def _contiguous_runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
+    """Group entries into lists without a gap of offsets inside, each of a limited number of bytes; yield the lists in
+    order."""
     run: list[StoredEntry] = []
     size = 0
     for entry in entries:
-        if run and (size > _RUN_BYTES or _after(run[-1]) != (entry.entry_id, entry.offset)):
+        if run and (size > _RUN_BYTES or _place_after(run[-1]) != (entry.entry_id, entry.offset)):
             yield run
             run, size = [], 0
         run.append(entry)
@@ -80,20 +81,24 @@ def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
         yield run
 
 
-def _kept(file: Path, header: SegmentHeader, first: _Place, end: _Place) -> Iterator[StoredEntry]:
-    """Yield the credible entries, in order, as far as they leave room for the missing ones."""
+def _consistent_entries(file: Path, header: SegmentHeader, first: _Place, end: _Place) -> Iterator[StoredEntry]:
+    """Yield the verified entries, in order, that leave enough entry ids and offsets for the missing entries between
+    `first` and `end`. Yield nothing if the file is missing."""
     position = first
     try:
-        for entry in _believed(file, header, end):
-            if _fits(position, (entry.entry_id, entry.offset)) and _fits(_after(entry), end):
+        for entry in _verified_entries(file, header, end):
+            if _entries_fit_between(position, (entry.entry_id, entry.offset)) and _entries_fit_between(
+                _place_after(entry), end
+            ):
                 yield entry
-                position = _after(entry)
+                position = _place_after(entry)
     except ObjectMissing:
         return
 
 
-def _believed(file: Path, header: SegmentHeader, end: _Place) -> Iterator[StoredEntry]:
-    """Yield entries whose place is proved: by their frame's checksum, or by the entry right after them."""
+def _verified_entries(file: Path, header: SegmentHeader, end: _Place) -> Iterator[StoredEntry]:
+    """Yield the entries of a segment's file whose place is proved, by the checksum of their frame or of a following
+    one."""
     with SegmentScan(file, expected=header) as scanned:
         is_expected = scanned.header == header
         doubtful: list[StoredEntry] = []
@@ -105,20 +110,21 @@ def _believed(file: Path, header: SegmentHeader, end: _Place) -> Iterator[Stored
                 doubtful = []
                 unplaced.append(frame)
             else:
-                yield from _placed_before(unplaced, (frame.entry_id, frame.offset), header)
+                yield from _assign_places_before(unplaced, (frame.entry_id, frame.offset), header)
                 unplaced = []
                 doubtful.append(StoredEntry(frame.entry_id, frame.offset, frame.data, frame.header))
             if frame.state is FrameState.VALID:
                 is_expected = True
                 yield from doubtful
                 doubtful = []
-        yield from _placed_before(unplaced, end, header)
-        if is_expected and doubtful and _after(doubtful[-1]) == end:
+        yield from _assign_places_before(unplaced, end, header)
+        if is_expected and doubtful and _place_after(doubtful[-1]) == end:
             yield from doubtful
 
 
-def _placed_before(frames: list[ScannedFrame], place: _Place, header: SegmentHeader) -> list[StoredEntry]:
-    """Return consecutive frames after damage that end at a place, counted backwards while their checksums agree."""
+def _assign_places_before(frames: list[ScannedFrame], place: _Place, header: SegmentHeader) -> list[StoredEntry]:
+    """Assign entry ids and offsets to consecutive frames that end at `place`, from the last one backwards, as long as
+    their checksums agree; return these entries, in order."""
     placed: list[StoredEntry] = []
     entry_id, offset = place
     for frame in reversed(frames):
@@ -135,18 +141,19 @@ def _placed_before(frames: list[ScannedFrame], place: _Place, header: SegmentHea
     return placed[::-1]
 
 
-def _after(entry: StoredEntry) -> _Place:
+def _place_after(entry: StoredEntry) -> _Place:
     return entry.entry_id + 1, entry.offset + entry.header.messages
 
 
-def _fits(start: _Place, end: _Place) -> bool:
-    """Return whether entries fit between the two places: each takes at least one offset."""
+def _entries_fit_between(start: _Place, end: _Place) -> bool:
+    """Return whether the missing entries between two places can exist: each takes at least one offset."""
     entries, offsets = end[0] - start[0], end[1] - start[1]
     return entries == offsets == 0 or 1 <= entries <= offsets
 
 
-def _fillers(ledger_id: int, start: _Place, end: _Place, publish_time: int, last: int) -> pa.Table:
-    """Return rows for all offsets between two places. `last`: the offsets of the last entry, if that many remain."""
+def _compacted_out_rows(ledger_id: int, start: _Place, end: _Place, publish_time: int, last: int) -> pa.Table:
+    """Return a row of slot COMPACTED_OUT for each offset between two places, as a table. `last`: the offsets of the
+    last entry, if that many remain."""
     entries, offsets = end[0] - start[0], end[1] - start[1]
     spare = offsets - entries
     counts = [1] * entries

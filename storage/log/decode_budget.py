@@ -25,7 +25,7 @@ WAIT_SECONDS = 10.0
 
 
 class DecodeBudget:
-    """The uncompressed bytes of large entries that reads hold now.
+    """A limit of the memory that all reads of a process hold for decoded large entries.
 
     `limit`: the most bytes that reads hold together, unless one entry is larger; `wait_seconds`: the longest wait for
     room.
@@ -39,12 +39,13 @@ class DecodeBudget:
 
     @contextmanager
     def hold(self, size: int) -> Iterator[None]:
-        """Hold `size` bytes inside the context; 0 never waits. Raises Unavailable after `wait_seconds`."""
+        """Reserve `size` bytes of the budget inside the context, after a wait for room; 0 never waits. Raises
+        Unavailable after `wait_seconds`."""
         if not size:
             yield
             return
         with self._changed:
-            if not self._changed.wait_for(lambda: self._fits(size), self.wait_seconds):
+            if not self._changed.wait_for(lambda: self._has_room(size), self.wait_seconds):
                 raise Unavailable(
                     f"an entry of {size} bytes uncompressed is not read: {self._held} bytes of other large entries are "
                     f"being read, and {self.limit} are allowed at once",
@@ -54,17 +55,17 @@ class DecodeBudget:
         try:
             yield
         finally:
-            _trim()
+            _return_freed_memory()
             with self._changed:
                 self._held -= size
                 self._changed.notify_all()
 
-    def _fits(self, size: int) -> bool:
+    def _has_room(self, size: int) -> bool:
         return not self._held or self._held + size <= self.limit
 
 
-def _trim() -> None:
-    """Return freed memory to the system, where the C library can: glibc does."""
+def _return_freed_memory() -> None:
+    """Return freed memory to the operating system, where the C library can: glibc does."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

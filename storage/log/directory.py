@@ -37,7 +37,7 @@ class LogDirectory:
     """The log directory of this machine, at `path`. It is created with its first file.
 
     `wake_sealer`: wakes the process that seals large segments, so that this process cannot run out of memory; None:
-    there is none, and any process may seal them. `has_preparation`: that process prepares open segments
+    there is none, and any process may seal them. `has_preparation`: that process encodes open segments in advance
     (prepared_segments.py). `roll_open`: rolls the log of a topic id, if it is open in this process, and waits for that
     for a number of milliseconds; returns whether the segment was rolled; None: logs are open in another process.
     `space_limit`: the limits of appends; None: the disk is the limit.
@@ -59,7 +59,7 @@ class LogDirectory:
     def uid(self) -> str:
         """The directory's identity in rows; the directory is created if it does not exist. Raises Misconfigured."""
         try:
-            return self.known_uid or self._new_uid()
+            return self.known_uid or self._create_uid()
         except OSError as error:
             raise Misconfigured(
                 f"the log directory {self.path} cannot be used ({error.strerror})",
@@ -72,19 +72,19 @@ class LogDirectory:
 
         The file is read once: requests compare rows with the uid in threads that must not wait for this disk.
         """
-        if "uid" not in self.__dict__ and (uid := self._known_uid()) is not None:
+        if "uid" not in self.__dict__ and (uid := self._read_uid()) is not None:
             self.__dict__["uid"] = uid  # where `cached_property` keeps it
         return self.__dict__.get("uid")
 
     def check_space(self) -> None:
-        """Raise StorageFull if nothing may be appended now."""
+        """Raise StorageFull if the directory has no room for appends now."""
         if self.space_limit is not None:
             self.space_limit.check()
 
     @property
-    def is_known_to_accept(self) -> bool:
-        """True if `check_space` would raise nothing, as far as that is known without waiting for the disk."""
-        return self.space_limit is None or self.space_limit.is_known_to_accept
+    def is_known_to_have_space(self) -> bool:
+        """True if the directory has room for appends, as far as that is known without waiting for the disk."""
+        return self.space_limit is None or self.space_limit.is_known_to_have_space
 
     def topic_folder(self, topic_uid: str) -> Path:
         """Return the path of the folder of a topic's segments. The folder need not exist."""
@@ -98,7 +98,7 @@ class LogDirectory:
 
     def check_is_local(self, topic: TopicName, segment: SegmentRecord) -> None:
         """Raise SegmentNotLocal unless the segment is in this log directory. `topic`: for the error's text."""
-        uid = self._known_uid()
+        uid = self._read_uid()
         if segment.log_uid != uid:
             end = "on" if segment.content is None else f"to {segment.content.last_offset}"
             raise SegmentNotLocal(
@@ -108,8 +108,9 @@ class LogDirectory:
                 f"{uid or 'not one that was written to'}; if they are lost, see docs/operations.md",
             )
 
-    def _known_uid(self) -> str | None:
-        """Return the uid in the directory's file; None: there is no such file."""
+    def _read_uid(self) -> str | None:
+        """Return the uid in the directory's file; None: there is no such file. Raises Misconfigured for other
+        content."""
         file = self.path / UID_FILE
         try:
             uid = file.read_text()
@@ -122,8 +123,9 @@ class LogDirectory:
             )
         return uid
 
-    def _new_uid(self) -> str:
-        """Write a new uid, whole and durably, unless another process was first; the directory is durable before."""
+    def _create_uid(self) -> str:
+        """Create the directory and a file with a new uid, durably, unless another process was first; return the uid
+        that the file has."""
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         create_private_folder(self.path)
         for folder in {self.path, *missing}:  # the first also if its creator died before this
@@ -138,6 +140,6 @@ class LogDirectory:
             os.link(temporary, self.path / UID_FILE)
         temporary.unlink()
         sync_folder(self.path)
-        uid = self._known_uid()
+        uid = self._read_uid()
         assert uid is not None, "it was just written"
         return uid

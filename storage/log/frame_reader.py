@@ -28,7 +28,7 @@ CHUNK_BYTES = 2 << 20
 
 
 class UnverifiedFrame(NamedTuple):
-    """An entry, and the checksum of its frame, which is not checked."""
+    """An entry that was read from a frame, and the frame's checksum, which is not verified."""
 
     entry: bytes
     checksum: int
@@ -57,17 +57,18 @@ class FrameReader:
 
     def __iter__(self) -> Iterator[StoredEntry]:
         while self.problem is None and self.position < self._end:
-            entry = self._next()
+            entry = self._next_entry()
             if entry is None:
                 return
             yield entry
 
     def frame_at(self, position: int) -> UnverifiedFrame | str:
-        """Return the frame that begins at a position; a text, the problem, if no frame can begin there."""
+        """Read the frame that begins at a position of the file; return a text, the problem, if no frame can begin
+        there."""
         remaining = self._end - position
         if remaining < FRAME_BYTES:
             return f"{remaining} bytes remain where a frame has at least {FRAME_BYTES}"
-        at = self._hold(position, FRAME_BYTES)
+        at = self._load_into_buffer(position, FRAME_BYTES)
         if at < 0:
             return "the file ends within a frame"
         length, version, checksum = unpack_frame(self._buffer, at)
@@ -76,35 +77,36 @@ class FrameReader:
             return "zeros where a frame begins" if is_empty else f"a frame of version {version} does not exist"
         if length > LARGEST_ENTRY or length > remaining - FRAME_BYTES:
             return f"a frame of {length} bytes is longer than the rest of the file, or than any frame"
-        at = self._hold(position, FRAME_BYTES + length)
+        at = self._load_into_buffer(position, FRAME_BYTES + length)
         if at < 0:
             return "the file ends within a frame"
         entry = bytes(memoryview(self._buffer)[at + FRAME_BYTES : at + FRAME_BYTES + length])
         return UnverifiedFrame(entry, checksum)
 
-    def _next(self) -> StoredEntry | None:
+    def _next_entry(self) -> StoredEntry | None:
         frame = self.frame_at(self.position)
         if isinstance(frame, str):
-            return self._stop(frame)
+            return self._record_problem(frame)
         data, checksum = frame
         if frame_checksum(self._seed, self.entry_id, self.offset, data) != checksum:
-            return self._stop("the checksum of a frame is wrong")
+            return self._record_problem("the checksum of a frame is wrong")
         try:
             header = inspect(data)
         except InvalidRecord as error:
-            return self._stop(f"a frame's checksum is right, but its entry is not valid: {error.message}")
+            return self._record_problem(f"a frame's checksum is right, but its entry is not valid: {error.message}")
         entry = StoredEntry(self.entry_id, self.offset, data, header)
         self.entry_id += 1
         self.offset += header.messages
         self.position += FRAME_BYTES + len(data)
         return entry
 
-    def _stop(self, problem: str) -> StoredEntry | None:
+    def _record_problem(self, problem: str) -> StoredEntry | None:
         self.problem = problem
         return None
 
-    def _hold(self, position: int, length: int) -> int:
-        """Return the index in the buffer of the `length` bytes from `position` on; -1 if the file has fewer."""
+    def _load_into_buffer(self, position: int, length: int) -> int:
+        """Read `length` bytes from `position` on into the buffer, if they are not there; return their index in the
+        buffer, -1 if the file has fewer."""
         at = position - self._begin
         if 0 <= at <= self._filled - length:
             return at

@@ -43,28 +43,29 @@ unpack_frame: Callable[[bytes | bytearray | memoryview, int], tuple[int, int, in
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """The identity of a segment's file. `topic_uid`: 32 hex digits; `first_offset`: the offset of its first message."""
+    """The header of a segment's file, which identifies the segment. `topic_uid`: 32 hex digits; `first_offset`: the
+    offset of its first message."""
 
     topic_uid: str
     ledger_id: int
     first_offset: int
 
     def encode(self) -> bytes:
-        """Return the file's first 64 bytes."""
-        return (self._covered() + _CHECKSUM.pack(self.checksum)).ljust(HEADER_BYTES, b"\x00")
+        """Return the header as the first 64 bytes of the segment's file."""
+        return (self._checksummed_bytes() + _CHECKSUM.pack(self.checksum)).ljust(HEADER_BYTES, b"\x00")
 
     @property
     def checksum(self) -> int:
-        """The CRC32C from which the checksums of the segment's frames and side files continue."""
-        return int(google_crc32c.value(self._covered()))
+        """The CRC32C of the header, from which the checksums of the segment's frames and side files continue."""
+        return int(google_crc32c.value(self._checksummed_bytes()))
 
-    def _covered(self) -> bytes:
+    def _checksummed_bytes(self) -> bytes:
         uid = bytes.fromhex(self.topic_uid)
         return _HEADER.pack(MAGIC, FORMAT_VERSION, uid, self.ledger_id, self.first_offset)
 
 
 def read_header(data: bytes) -> SegmentHeader | str:
-    """Return the header in a file's first 64 bytes; a text, the reason, if they are invalid."""
+    """Parse the first 64 bytes of a segment's file as its header; return a text, the reason, if they are invalid."""
     if len(data) < HEADER_BYTES:
         return f"the header has {len(data)} bytes, not {HEADER_BYTES}"
     magic, version, uid, ledger_id, first_offset = _HEADER.unpack_from(data)
@@ -81,7 +82,7 @@ def read_header(data: bytes) -> SegmentHeader | str:
 
 
 def stored_header_checksum(data: bytes) -> int:
-    """Return the checksum that the first 64 bytes of a file claim as that of their header, right or not."""
+    """Return the header checksum that is stored in the first 64 bytes of a segment's file, right or not."""
     return int(_CHECKSUM.unpack_from(data, _HEADER.size)[0])
 
 
@@ -90,6 +91,7 @@ def frame_checksum(header_checksum: int, entry_id: int, offset: int, entry: byte
     return extend(extend(header_checksum, _COVERED.pack(entry_id, offset, len(entry), FRAME_VERSION)), entry)
 
 
-def frame_head(header_checksum: int, entry_id: int, offset: int, entry: bytes) -> bytes:
-    """Return the nine bytes before an entry in its frame. `header_checksum`: the segment header's checksum."""
+def encode_frame_head(header_checksum: int, entry_id: int, offset: int, entry: bytes) -> bytes:
+    """Return the nine bytes that precede an entry in its frame: length, version and checksum. `header_checksum`: the
+    segment header's checksum."""
     return _FRAME.pack(len(entry), FRAME_VERSION, frame_checksum(header_checksum, entry_id, offset, entry))

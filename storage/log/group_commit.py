@@ -25,6 +25,7 @@ from typing import Protocol
 from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
 from storage.log.committers import Committers
+from storage.log.kernel_flushes import FileDescriptor
 from storage.log.segment import AppendResult
 
 AppendOutcome = AppendResult | CompactorError
@@ -32,6 +33,8 @@ AppendOutcome = AppendResult | CompactorError
 Done = Callable[[AppendOutcome], object]
 """A callback of one append: it is called once with the answer, must be quick, and must not append."""
 
+NeedsFlush = bool
+"""True: what was written must be flushed before its appends are answered."""
 OnAnswered = Callable[[list[AppendOutcome]], object]
 """Receives the answers of entries that were appended together, in their order."""
 
@@ -39,9 +42,9 @@ _log = logging.getLogger(__name__)
 
 
 class PendingAppend:
-    """An entry on its way into the segment.
+    """An entry that was submitted to a segment, and its answer.
 
-    `entry_id`, `offset`: -1 until it gets its place. `answer`: None until it is written, or has failed.
+    `entry_id`, `offset`: -1 until it gets its place. `answer`: None until it is acknowledged, or has failed.
     """
 
     __slots__ = ("_commits", "answer", "data", "done", "entry_id", "header", "is_delivered", "offset")
@@ -57,57 +60,60 @@ class PendingAppend:
         self.is_delivered = False
 
     def result(self) -> AppendResult:
-        """Wait until the entry is acknowledged. Raises the error that prevented it."""
+        """Wait until the entry is acknowledged, and return its position. Raises the error that prevented it."""
         while self.answer is None:
-            self._commits.commit_until(self)
+            self._commits.commit_until_answered(self)
         if isinstance(self.answer, CompactorError):
             raise self.answer.copy()
         return self.answer
 
 
-class Committer(Protocol):
-    """The owner of the file. The holder of the turn calls it; any thread calls `seconds_to_flush`."""
+class CommitTarget(Protocol):
+    """The file of a group commit. The thread that has the turn calls it; any thread calls `seconds_until_flush`."""
 
     @property
-    def descriptor(self) -> int:
+    def descriptor(self) -> FileDescriptor:
         """The descriptor of the file."""
 
-    def write(self, group: list[PendingAppend]) -> bool:
-        """Write pending appends. Return whether they must be flushed before they are answered. Raises on failure."""
+    def write_group(self, group: list[PendingAppend]) -> NeedsFlush:
+        """Write pending appends to the file. Return whether they must be flushed before they are answered. Raises on
+        failure."""
 
     def flush(self) -> None:
         """Flush the file. Raises on failure."""
 
-    def end_flush(self, error: BaseException | None) -> None:
-        """Note the end of a flush of `descriptor` that others did, during which nothing was written. Raises its
-        error."""
+    def complete_flush(self, error: BaseException | None) -> None:
+        """Record that a flush of `descriptor` by another thread has ended; nothing was written during it. Raises
+        `error`, if any."""
 
     def publish(self) -> None:
-        """Let readers see what was written, or flushed."""
+        """Make what was written, or flushed, visible to readers."""
 
     def position_of(self, pending: PendingAppend) -> AppendResult:
         """Return the position of a committed entry."""
 
-    def seconds_to_flush(self) -> float | None:
-        """Return the seconds until the file must be flushed, if no append comes before; None: it need not be."""
+    def seconds_until_flush(self) -> float | None:
+        """Return the seconds until the file must be flushed, if no append comes before; None: it need not be
+        flushed."""
 
-    def break_off(self, error: BaseException) -> CompactorError:
-        """Stop writing to the file because of an error; return the error for the waiting appends."""
+    def stop_writing(self, error: BaseException) -> CompactorError:
+        """End all writing to the file because of an error; return the error with which the waiting appends fail."""
 
 
 class GroupCommit:
-    """The queue of appends to one segment. `committers`: the threads that commit appends with callbacks.
+    """The queue of appends to one segment, which commits them in groups. `committers`: the threads that commit appends
+    with callbacks.
 
     `max_pending_bytes`: above it, `enqueue` of an append with a callback waits.
     """
 
-    def __init__(self, committer: Committer, max_pending_bytes: int, committers: Committers) -> None:
-        self._committer = committer
+    def __init__(self, target: CommitTarget, max_pending_bytes: int, committers: Committers) -> None:
+        self._target = target
         self._max_pending_bytes = max_pending_bytes
         self._committers = committers
         self._committing = threading.Lock()
         """Held by the thread that commits or flushes, and while a flush is under way: only its holder touches the state
-        of the file. The thread that notes the end of a flush releases it. Then follows `_after_turn`."""
+        of the file. The thread that notes the end of a flush releases it. Then follows `_schedule_next_commit`."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._pending: list[PendingAppend] = []
@@ -129,7 +135,7 @@ class GroupCommit:
         waits: bool = True,
         commits_later: bool = False,
     ) -> None:
-        """Queue an append. `assign_place` assigns its entry id and offset, in the order of the queue.
+        """Add an append to the queue. `assign_place` assigns its entry id and offset, in the order of the queue.
 
         `waits`: with a callback, wait while too many bytes are pending. `commits_later`: the caller calls `commit_here`
         next, or after more appends; no committing thread is needed for this one. Raises the error that ended the queue.
@@ -142,12 +148,12 @@ class GroupCommit:
             self._pending_bytes += len(pending.data)
             if pending.done is not None:
                 if not commits_later:
-                    self._put()
+                    self._enqueue_for_commit()
                 while waits and self._pending_bytes > self._max_pending_bytes and self.refusal is None:
                     self._room.wait()
 
-    def commit_until(self, pending: PendingAppend) -> None:
-        """Wait for the thread that commits; commit, if the append has no answer then. Afterwards it has one."""
+    def commit_until_answered(self, pending: PendingAppend) -> None:
+        """Wait for the turn, and commit the waiting appends if this one has no answer yet. Afterwards it has one."""
         with self.turn():
             if pending.answer is None:
                 self._commit_pending()
@@ -156,43 +162,45 @@ class GroupCommit:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for the thread that commits, and for a flush that is under way; then the caller has the file."""
+        """Hold exclusive access to the file inside the context, after a wait for the thread that commits and for a
+        running flush."""
         try:
             with self._committing:
                 yield
         finally:
-            self._after_turn()
+            self._schedule_next_commit()
 
     def _commit_pending(self) -> None:
-        """Commit the waiting entries. For the holder of the turn."""
+        """Write and flush the waiting appends, and answer them; on failure, fail them. The caller has the turn."""
         group: list[PendingAppend] = []
         try:
             with self._lock:
                 group, self._pending = self._pending, group
             if group:
-                if self._committer.write(group):
-                    self._committer.flush()
-                self._committer.publish()
-                self._answer(group)
+                if self._target.write_group(group):
+                    self._target.flush()
+                self._target.publish()
+                self._answer_group(group)
         except BaseException as error:
-            self._break(error, group)
+            self._fail_all(error, group)
             if not isinstance(error, Exception):
                 raise
 
-    def _answer(self, group: list[PendingAppend]) -> None:
+    def _answer_group(self, group: list[PendingAppend]) -> None:
+        """Give each append of a group its position as the answer, release its bytes, and call the callbacks."""
         size = 0
         for pending in group:
             size += len(pending.data)
-            pending.answer = self._committer.position_of(pending)
+            pending.answer = self._target.position_of(pending)
         with self._lock:
             full = self._pending_bytes > self._max_pending_bytes
             self._pending_bytes -= size
             if full:
                 self._room.notify_all()
-        _deliver(group)
+        _call_callbacks(group)
 
-    def guarded(self, work: Callable[[], object]) -> None:
-        """Run `work` on the file, in a turn; it commits no entries.
+    def run_in_turn(self, work: Callable[[], object]) -> None:
+        """Run `work` on the file with exclusive access; it commits no appends.
 
         If it fails, the queue ends: all waiting appends fail, and the error is raised.
         """
@@ -200,21 +208,22 @@ class GroupCommit:
             try:
                 work()
             except BaseException as error:
-                self._break(error, [])
+                self._fail_all(error, [])
                 if isinstance(error, Exception) and self.refusal is not None:
                     raise self.refusal.copy() from error
                 raise
 
     def commit_here(self) -> None:
-        """Let this thread commit what waits, as a committing thread does, unless one has the queue already."""
+        """Commit the waiting appends in the calling thread, unless a committing thread has the queue already."""
         with self._lock:
             if self._is_put or not self._pending:
                 return
             self._is_put = True
         self._committers.commit(self)
 
-    def begin(self) -> int | None:
-        """Write the waiting entries, for a committing thread (committers.py: AppendQueue)."""
+    def begin_commit(self) -> FileDescriptor | None:
+        """Write the waiting appends; return the descriptor if the file must be flushed now, otherwise None
+        (committers.py: AppendQueue)."""
         with self._lock:
             self._is_put = False
             if self._timed_at is not None and self._timed_at <= time.monotonic():
@@ -226,58 +235,58 @@ class GroupCommit:
             with self._lock:
                 group, self._pending = self._pending, group
             if group:
-                if self._committer.write(group):
+                if self._target.write_group(group):
                     self._flushed = group
-                    return self._committer.descriptor
-                self._committer.publish()
-                self._answer(group)
-            seconds = self._committer.seconds_to_flush() if self.refusal is None else None
+                    return self._target.descriptor
+                self._target.publish()
+                self._answer_group(group)
+            seconds = self._target.seconds_until_flush() if self.refusal is None else None
             if seconds is not None and seconds <= 0:
-                return self._committer.descriptor
+                return self._target.descriptor
         except BaseException as error:
-            self._break(error, group)
+            self._fail_all(error, group)
         self._end_turn()
         return None
 
-    def end_flush(self, error: BaseException | None) -> None:
-        """Answer the entries that were flushed (committers.py: AppendQueue)."""
+    def complete_flush(self, error: BaseException | None) -> None:
+        """Record that the flush after `begin_commit` has ended, and answer the appends that it made durable; with an
+        error, fail them (committers.py: AppendQueue)."""
         group, self._flushed = self._flushed, []
         try:
-            self._committer.end_flush(error)
-            self._committer.publish()
-            self._answer(group)
+            self._target.complete_flush(error)
+            self._target.publish()
+            self._answer_group(group)
         except BaseException as failure:
-            self._break(failure, group)
+            self._fail_all(failure, group)
         finally:
             self._end_turn()
 
     def _end_turn(self) -> None:
         self._committing.release()
-        self._after_turn()
+        self._schedule_next_commit()
 
-    def _after_turn(self) -> None:
-        """Have a committing thread commit the waiting entries that have callbacks, and flush the file when it is
+    def _schedule_next_commit(self) -> None:
+        """Let a committing thread commit the waiting appends that have callbacks, or flush the file when that is
         due."""
         with self._lock:
             if self._pending and any(pending.done is not None for pending in self._pending):
-                self._put()
+                self._enqueue_for_commit()
             elif self.refusal is None and self._timed_at is None:
-                seconds = self._committer.seconds_to_flush()
+                seconds = self._target.seconds_until_flush()
                 if seconds is not None:
                     self._timed_at = time.monotonic() + seconds
-                    self._committers.put_at(self._timed_at, self)
+                    self._committers.enqueue_at(self._timed_at, self)
 
-    def _put(self) -> None:
-        """For the holder of the lock."""
+    def _enqueue_for_commit(self) -> None:
+        """Give the queue to the committing threads, unless they have it already. The caller holds the lock."""
         if not self._is_put:
             self._is_put = True
-            self._committers.put(self)
+            self._committers.enqueue(self)
 
-    def end(self, refusal: CompactorError, *, drop: bool) -> None:
-        """Accept no more appends: commit the waiting ones or, with `drop`, fail them with `refusal`.
+    def close(self, refusal: CompactorError, *, drop: bool) -> None:
+        """End the queue: commit the waiting appends or, with `drop`, fail them with `refusal`; no more are accepted.
 
-        Waits for a flush that is under way. `refusal`: the error of later appends, unless the queue ended before with
-        another.
+        Waits for a running flush. `refusal`: the error of later appends, unless the queue ended before with another.
         """
         with self._lock:
             if self.refusal is None:
@@ -289,11 +298,12 @@ class GroupCommit:
         with self.turn():
             for pending in dropped:
                 pending.answer = refusal
-            _deliver(dropped)
+            _call_callbacks(dropped)
             self._commit_pending()
 
-    def _break(self, error: BaseException, group: list[PendingAppend]) -> None:
-        refusal = self._committer.break_off(error)
+    def _fail_all(self, error: BaseException, group: list[PendingAppend]) -> None:
+        """Stop writing because of an error, end the queue, and fail the appends of `group` and all waiting ones."""
+        refusal = self._target.stop_writing(error)
         with self._lock:
             self.refusal = refusal
             failed, self._pending = [*group, *self._pending], []
@@ -302,11 +312,11 @@ class GroupCommit:
         for pending in failed:
             if pending.answer is None:
                 pending.answer = refusal
-        _deliver(failed)
+        _call_callbacks(failed)
 
 
-def _deliver(group: list[PendingAppend]) -> None:
-    """Pass the answers of a group to its callbacks, to each once."""
+def _call_callbacks(group: list[PendingAppend]) -> None:
+    """Call the callback of each append of a group with its answer, once."""
     for pending in group:
         if pending.done is not None and pending.answer is not None and not pending.is_delivered:
             pending.is_delivered = True
@@ -317,5 +327,5 @@ def _deliver(group: list[PendingAppend]) -> None:
 
 
 def closed_error(message: str) -> Unavailable:
-    """Return the error of appends to a segment that accepts no more. `message`: its message."""
+    """Return the error of appends to a segment that accepts no more. `message`: the text of the error."""
     return Unavailable(message, "append to the segment that the topic has open now")

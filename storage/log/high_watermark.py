@@ -48,11 +48,11 @@ _HOST_BYTES = _WRITER_BYTES - _WRITER.size - _CHECKSUM.size
 
 @dataclass(frozen=True)
 class HighWatermark:
-    """The ends of an open segment. `flushed_bytes`: its durable bytes; `visible_bytes`: the bytes that readers may
-    read.
+    """The ends of an open segment. `flushed_bytes`: the bytes that are durable; `visible_bytes`: the bytes that readers
+    may read.
 
-    `entries`: the number of entries in the visible bytes; `next_offset`: the offset after them; `logical_bytes`:
-    theirs; None: they were not counted.
+    `entries`: the number of entries in the visible bytes; `next_offset`: the offset after them; `logical_bytes`: their
+    logical bytes, None if they were not counted.
     """
 
     flushed_bytes: int
@@ -71,11 +71,12 @@ class WritingProcess:
 
 
 class HighWatermarkWriter:
-    """The writer of the file, for the holder of the segment's lock. `seed`: the CRC32C of the segment's header."""
+    """The writer of a high watermark file, for the process that holds the segment's lock. `seed`: the CRC32C of the
+    segment's header."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._seed = seed
-        newest = _newest(_read(path), seed)
+        newest = _newest_copy(_read_bytes(path), seed)
         self._number = newest.number if newest else 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode_in(path.parent))
         try:
@@ -91,7 +92,7 @@ class HighWatermarkWriter:
         self._map[_WRITER_AT:] = writer + _CHECKSUM.pack(google_crc32c.value(writer))
 
     def publish(self, end: HighWatermark) -> None:
-        """Let readers in all processes read up to `end`."""
+        """Write a new high watermark, so that readers in all processes read up to `end`."""
         self._number += 1
         values = end.flushed_bytes, end.visible_bytes, end.entries, end.next_offset, end.logical_bytes
         copy = _VALUES.pack(self._number, *values) + _VERSION
@@ -100,7 +101,7 @@ class HighWatermarkWriter:
             self._map[at : at + len(copy)] = copy
 
     def flush(self) -> None:
-        """Make the file durable: needed once, when the watermark was lowered."""
+        """Make the high watermark file durable: needed once, when the watermark was lowered."""
         self._map.flush()
         os.fsync(self._descriptor)
 
@@ -110,13 +111,13 @@ class HighWatermarkWriter:
 
 
 def read_high_watermark(path: Path, header_checksum: int) -> HighWatermark | None:
-    """Return the high watermark; None if there is no file, or no valid copy of this segment.
+    """Read the high watermark of a segment from its file; None: there is no file, or no valid copy of this segment.
 
     `header_checksum`: the CRC32C of the segment's header.
     """
     for _ in range(_READS):
-        data = _read(path)
-        newest = _newest(data, header_checksum)
+        data = _read_bytes(path)
+        newest = _newest_copy(data, header_checksum)
         if newest:
             return newest.end
         if len(data) < _BYTES:
@@ -126,7 +127,7 @@ def read_high_watermark(path: Path, header_checksum: int) -> HighWatermark | Non
 
 def read_writing_process(path: Path) -> WritingProcess | None:
     """Return the process that last opened the segment for appending; None if the file does not name one."""
-    record = _read(path)[_WRITER_AT:]
+    record = _read_bytes(path)[_WRITER_AT:]
     if len(record) < _WRITER_BYTES:
         return None
     text, checksum = record[: -_CHECKSUM.size], _CHECKSUM.unpack(record[-_CHECKSUM.size :])[0]
@@ -141,13 +142,13 @@ class _Copy(NamedTuple):
     end: HighWatermark
 
 
-def _newest(data: bytes, seed: int) -> _Copy | None:
-    copies = [copy for at in _COPIES_AT for layout in _FORMATS if (copy := _whole(data, at, *layout, seed))]
+def _newest_copy(data: bytes, seed: int) -> _Copy | None:
+    copies = [copy for at in _COPIES_AT for layout in _FORMATS if (copy := _parse_copy(data, at, *layout, seed))]
     return max(copies, key=lambda copy: copy.number, default=None)
 
 
-def _whole(data: bytes, at: int, layout: Struct, version: bytes, seed: int) -> _Copy | None:
-    """Return the copy at that position, if it has that version and its checksum is right."""
+def _parse_copy(data: bytes, at: int, layout: Struct, version: bytes, seed: int) -> _Copy | None:
+    """Parse the copy of the high watermark at a position; None: it has another version, or a wrong checksum."""
     end = at + layout.size + len(version)
     copy, checksum = data[at:end], data[end : end + _CHECKSUM.size]
     if not copy.endswith(version) or checksum != _CHECKSUM.pack(google_crc32c.extend(seed, copy)):
@@ -156,7 +157,7 @@ def _whole(data: bytes, at: int, layout: Struct, version: bytes, seed: int) -> _
     return _Copy(number, HighWatermark(*values))
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()[:_BYTES]
     return b""

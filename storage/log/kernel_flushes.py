@@ -5,7 +5,7 @@ thread of this process waits for the ends. So the flushes of a thousand files ov
 together, and the disk flushes its cache a few times.
 
 Where the kernel has no room, or the system does not have the call or forbids it (another architecture, a sandbox),
-`begin` takes fewer flushes, or none, and the caller uses `os.fdatasync`. Must not know: segments.
+`begin_flushes` takes fewer flushes, or none, and the caller uses `os.fdatasync`. Must not know: segments.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 
+FileDescriptor = int
 FlushEnd = Callable[[OSError | None], object]
 """Is called once when a flush has ended, with its error; must be quick, and must not raise."""
 
@@ -64,14 +65,14 @@ class _Event(ctypes.Structure):
     )
 
 
-class _Time(ctypes.Structure):
+class _Timespec(ctypes.Structure):
     """`struct timespec`."""
 
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 class KernelFlushes:
-    """The asynchronous flushes of this process. Thread-safe."""
+    """A flusher of files that uses the asynchronous fdatasync of Linux, for one process. Thread-safe."""
 
     def __init__(self, machine: str | None = None) -> None:
         """`machine`: the architecture, as `uname -m` names it; None: this one."""
@@ -95,17 +96,17 @@ class KernelFlushes:
         self._most = len(self._free)
 
     @property
-    def is_possible(self) -> bool:
-        """True if the system flushes asynchronously."""
+    def is_supported(self) -> bool:
+        """True if this system can flush files asynchronously."""
         return self._is_known and self._context.value != 0
 
-    def begin(self, flushes: Sequence[tuple[int, FlushEnd]]) -> int:
-        """Begin to flush files, each given by its descriptor and what is called at its end, by another thread.
+    def begin_flushes(self, flushes: Sequence[tuple[FileDescriptor, FlushEnd]]) -> int:
+        """Begin to flush files, each a descriptor and a callback that another thread calls at the end of its flush.
 
         Return the number of flushes that were begun, the first ones; the caller flushes the others.
         """
         with self._lock:
-            if not self.is_possible or not (self._is_waited_for or self._start()):
+            if not self.is_supported or not (self._is_waited_for or self._start_thread()):
                 return 0
             slots = [self._free.pop() for _ in range(min(len(flushes), len(self._free)))]
             if not slots:
@@ -122,17 +123,18 @@ class KernelFlushes:
                 self._is_known = False
         return begun
 
-    def _start(self) -> bool:
-        """Start the thread that waits; return whether there is one. For the holder of the lock."""
+    def _start_thread(self) -> bool:
+        """Start the thread that waits for the ends of flushes; return False if no thread can be started. The caller
+        holds the lock."""
         try:
-            threading.Thread(target=self._wait, name="flushes", daemon=True).start()
+            threading.Thread(target=self._wait_for_flushes, name="flushes", daemon=True).start()
         except RuntimeError:  # the limit of threads
             return False
         self._is_waited_for = True
         return True
 
-    def _wait(self) -> None:
-        events, seconds = self._events, _Time(IDLE_SECONDS, 0)
+    def _wait_for_flushes(self) -> None:
+        events, seconds = self._events, _Timespec(IDLE_SECONDS, 0)
         while True:
             count = self._call(
                 self._get_events, self._context, ctypes.c_long(1), ctypes.c_long(MOST), events, ctypes.byref(seconds)
@@ -160,7 +162,7 @@ _creation = threading.Lock()
 
 
 def kernel_flushes() -> KernelFlushes:
-    """Return the asynchronous flushes of this process; a process that was forked has its own."""
+    """Return the one asynchronous flusher of this process; a process that was forked has its own."""
     with _creation:
         pid = os.getpid()
         if pid not in _by_process:

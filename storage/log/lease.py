@@ -31,14 +31,15 @@ def writer_lease(
     renewer: LeaseRenewer | None = None,
     on_held: OnHeld = lambda _: None,
 ) -> Iterator[Lease]:
-    """Hold the topic's lease for `owner` inside the context; call `on_fenced`, once, if another owner takes it.
+    """Hold the topic's writer lease for `owner` inside the context, and renew it; call `on_fenced`, once, if another
+    owner takes it.
 
     Waits up to `wait_ms` for another owner to finish or expire, then raises LeaseHeld, which names it. `renewer`:
     renews the lease, with many others; None: a thread is started for it. `on_held`: called once if the lease must be
     waited for. Raises TopicNotFound.
     """
     leases = environment.metadata.leases
-    lease = _acquire(environment, topic_id, owner, wait_ms, on_held)
+    lease = _acquire_lease(environment, topic_id, owner, wait_ms, on_held)
     with (
         release_ignoring_errors(lambda: leases.release(lease)),
         renewer.renewing(lease, on_fenced)
@@ -67,7 +68,7 @@ def release_ignoring_errors(release: Callable[[], object]) -> Iterator[None]:
         release()
 
 
-def _acquire(environment: Environment, topic_id: int, owner: str, wait_ms: int, on_held: OnHeld) -> Lease:
+def _acquire_lease(environment: Environment, topic_id: int, owner: str, wait_ms: int, on_held: OnHeld) -> Lease:
     clock = environment.clock
     deadline = clock.now_ms() + wait_ms
     waiting = False

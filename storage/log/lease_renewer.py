@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Watched:
-    """A lease or an open log, and its running work, one piece at a time."""
+    """A lease or an open log that a renewer takes care of. `work`: what runs for it now or ran last; one at a time."""
 
     on_fenced: Callable[[], object]
     work: Future[object] | None = field(default=None, init=False)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self.work is not None and not self.work.done()
 
 
@@ -73,7 +73,8 @@ AnyWatched = TypeVar("AnyWatched", bound=_Watched)
 
 
 class LeaseRenewer:
-    """The renewer of a process: a context manager that outlives its logs. Thread-safe.
+    """The renewer of all leases of a process, which also rolls its logs when that is due: a context manager that
+    outlives its logs. Thread-safe.
 
     `poll_seconds`: between two polls of all logs; `renew_seconds`: between two renewals of a lease.
     """
@@ -114,11 +115,11 @@ class LeaseRenewer:
         self._fences.shutdown()
 
     def renewing(self, lease: Lease, on_fenced: Callable[[], object]) -> AbstractContextManager[None]:
-        """Renew the lease inside the context; call `on_fenced`, once, if it is lost.
+        """Renew a lease inside the context; call `on_fenced`, once, if it is lost to another owner.
 
         Raises Unavailable if this renewer is ending.
         """
-        return self._watching(_HeldLease(on_fenced, lease))
+        return self._watch_inside(_HeldLease(on_fenced, lease))
 
     def rolling_when_due(
         self,
@@ -128,7 +129,8 @@ class LeaseRenewer:
         on_fenced: Callable[[], object],
         appended: Callable[[], int] = lambda: 0,
     ) -> AbstractContextManager[None]:
-        """Call `roll` inside the context if the log is old, or a roll was requested; `is_old` must not wait.
+        """Watch a log inside the context: call `roll` if the log is old, or a roll was requested; `is_old` must not
+        wait.
 
         `appended`: returns the number of entries that were appended so far; while it grows, the topic is queued for the
         leader's check, since only this process knows (storage/metadata/topic_work.py).
@@ -137,32 +139,34 @@ class LeaseRenewer:
         lost. A caller that leaves the context waits for running work, and no work begins after. Raises Unavailable if
         this renewer is ending.
         """
-        return self._watching(_OpenLog(on_fenced, topic_id, is_old, roll, appended))
+        return self._watch_inside(_OpenLog(on_fenced, topic_id, is_old, roll, appended))
 
     def roll(self, topic_id: int, wait_ms: int) -> bool:
-        """Roll the topic's log, if this renewer polls it; return whether its segment was rolled within `wait_ms`.
+        """Roll the log of a topic now, if this renewer watches it; return whether its segment was rolled within
+        `wait_ms`.
 
         Callable from any thread. A failure is logged as that of a requested roll.
         """
-        log = next((log for log in self._watched_of(_OpenLog) if log.topic_id == topic_id), None)
-        work = None if log is None else self._begin(log, self._rolls, self._roll)
+        log = next((log for log in self._watched_of_type(_OpenLog) if log.topic_id == topic_id), None)
+        work = None if log is None else self._begin_work(log, self._rolls, self._roll_log)
         if work is None:
             return False
         ended, _ = wait([work], wait_ms / 1000)
         return work in ended and not work.cancelled() and work.result() is True
 
     def poll_logs(self) -> list[Future[object]]:
-        """Poll all open logs once; return the work that this begins. Raises Unavailable, Misconfigured."""
-        logs = [log for log in self._watched_of(_OpenLog) if not log.busy]
+        """Check all open logs once for age, requests to roll and deleted topics; return the work that this begins.
+        Raises Unavailable, Misconfigured."""
+        logs = [log for log in self._watched_of_type(_OpenLog) if not log.is_busy]
         if not logs:
             return []
         requests = self._metadata.segments.roll_requests()
         begun: list[Future[object] | None] = []
         for log in logs:
             if log.topic_id in requests.deleted:
-                begun.append(self._begin(log, self._fences, self._fence))
+                begun.append(self._begin_work(log, self._fences, self._report_fenced))
             elif log.topic_id in requests.requested or _is_old(log):
-                begun.append(self._begin(log, self._rolls, self._roll))
+                begun.append(self._begin_work(log, self._rolls, self._roll_log))
         return [work for work in begun if work is not None]
 
     def renew_due_leases(self) -> list[Future[object]]:
@@ -176,19 +180,19 @@ class LeaseRenewer:
         due = self._locked
         if self._tick == 0 or abs(now - self._renewed_at) >= LEASE_TTL_MS:
             self._renewed_at = now
-            due = self._watched_of(_HeldLease)
-        begun, self._locked = self._renew(due)
+            due = self._watched_of_type(_HeldLease)
+        begun, self._locked = self._renew_leases(due)
         if self._tick == 0:
-            self._queue_appended()
+            self._queue_topics_with_appends()
         return begun
 
-    def _queue_appended(self) -> None:
+    def _queue_topics_with_appends(self) -> None:
         """Queue the topics of logs with new entries for the leader's check.
 
         An entry that was not flushed yet at one call is visible at the next, so a topic is queued once more after its
         last entry. Its log's end queues it as well.
         """
-        counted = [(log, log.appended()) for log in self._watched_of(_OpenLog)]
+        counted = [(log, log.appended()) for log in self._watched_of_type(_OpenLog)]
         grown = [(log, count) for log, count in counted if count != log.queued]
         for first in range(0, len(grown), AT_ONCE):
             batch = grown[first : first + AT_ONCE]
@@ -200,12 +204,12 @@ class LeaseRenewer:
             for log, count in batch:
                 log.queued, log.noted = log.noted, count
 
-    def _watched_of(self, kind: type[AnyWatched]) -> list[AnyWatched]:
+    def _watched_of_type(self, kind: type[AnyWatched]) -> list[AnyWatched]:
         with self._lock:
             return [watched for watched in self._watched if isinstance(watched, kind)]
 
     @contextmanager
-    def _watching(self, watched: _Watched) -> Iterator[None]:
+    def _watch_inside(self, watched: _Watched) -> Iterator[None]:
         with self._lock:
             if self._stop.is_set():
                 raise Unavailable(
@@ -221,23 +225,23 @@ class LeaseRenewer:
             if work is not None and not work.cancel():
                 wait([work])
 
-    def _begin(
+    def _begin_work(
         self, watched: AnyWatched, pool: ThreadPoolExecutor, step: Callable[[AnyWatched], object]
     ) -> Future[object] | None:
         with self._lock:
-            if watched not in self._watched or watched.busy:
+            if watched not in self._watched or watched.is_busy:
                 return None
             watched.work = pool.submit(step, watched)
             return watched.work
 
-    def _roll(self, log: _OpenLog) -> bool:
-        """Return whether the log was rolled; a failure is logged."""
+    def _roll_log(self, log: _OpenLog) -> bool:
+        """Roll a log, and return whether that succeeded; a failure is logged."""
         try:
             log.roll()
             log.failing = False
             return True
         except (Fenced, TopicNotFound):
-            self._fence(log)
+            self._report_fenced(log)
         except Exception as error:  # the next poll tries again
             level = logging.DEBUG if log.failing else logging.WARNING
             log.failing = True
@@ -245,7 +249,7 @@ class LeaseRenewer:
             _log.log(level, "a segment of topic %d cannot be rolled now: %s", log.topic_id, error, exc_info=not known)
         return False
 
-    def _fence(self, watched: _Watched) -> None:
+    def _report_fenced(self, watched: _Watched) -> None:
         with self._lock:
             self._watched.pop(watched, None)
         try:
@@ -253,8 +257,9 @@ class LeaseRenewer:
         except Exception:
             _log.exception("a fenced log failed to release its segment")
 
-    def _renew(self, held: Sequence[_HeldLease]) -> tuple[list[Future[object]], list[_HeldLease]]:
-        """Renew leases; return the work that began for lost ones, and those to try again soon."""
+    def _renew_leases(self, held: Sequence[_HeldLease]) -> tuple[list[Future[object]], list[_HeldLease]]:
+        """Renew leases; return the work that began for lost ones, and the leases to try again soon, whose rows were
+        locked."""
         begun: list[Future[object]] = []
         again: list[_HeldLease] = []
         for first in range(0, len(held), AT_ONCE):
@@ -265,7 +270,11 @@ class LeaseRenewer:
                 _log.warning("%d leases cannot be renewed now: %s", len(batch), error)
                 continue
             lost_ones, busy_ones = set(lost), set(busy)
-            works = [self._begin(watched, self._fences, self._fence) for watched in batch if watched.lease in lost_ones]
+            works = [
+                self._begin_work(watched, self._fences, self._report_fenced)
+                for watched in batch
+                if watched.lease in lost_ones
+            ]
             begun += [work for work in works if work is not None]
             again += [watched for watched in batch if watched.lease in busy_ones]
         return begun, again

@@ -20,7 +20,7 @@ from pathlib import Path
 from storage.errors import CompactorError, ObjectMissing
 from storage.log.directory import LogDirectory
 from storage.log.frames import SegmentHeader
-from storage.log.orphan_segments import first_offsets_in, header_in
+from storage.log.orphan_segments import first_offsets_in, read_segment_header
 from storage.log.segment import SegmentPaths
 from storage.metadata.store import MetadataStore
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def reserve_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
-    """Reserve every ledger id that only a file in `log` has, no row: it is never allocated again.
+    """Reserve the ledger ids of segment files in `log` that no database row names: they are never allocated again.
 
     The directory is scanned once in a process. Raises Unavailable, Misconfigured.
     """
@@ -37,21 +37,24 @@ def reserve_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
         return
     named = metadata.segments.first_offsets(uid)
     ids = [
-        header.ledger_id for folder in log.topic_folders() for header in _unnamed(folder, named.get(folder.name, ()))
+        header.ledger_id
+        for folder in log.topic_folders()
+        for header in _headers_without_row(folder, named.get(folder.name, ()))
     ]
     if ids:
         metadata.ledgers.skip_ids(max(ids))
     log.lost_ids_reserved.set()
 
 
-def _unnamed(folder: Path, named: Collection[int]) -> Iterator[SegmentHeader]:
-    """Yield the headers of the files in a topic's folder that no row names."""
+def _headers_without_row(folder: Path, named: Collection[int]) -> Iterator[SegmentHeader]:
+    """Yield the headers of the segment files in a topic's folder that no database row names. `named`: the first offsets
+    that rows name. An unreadable header is logged."""
     for first in first_offsets_in(folder):
         if first in named:
             continue
         files = SegmentPaths(folder, first)
         try:
-            header = header_in(files)
+            header = read_segment_header(files)
         except ObjectMissing:  # a sweeper removed it
             continue
         except CompactorError as error:

@@ -35,7 +35,7 @@ from storage.ledger.sealing import Sealer
 from storage.log.damaged import recovered_rows
 from storage.log.lease import release_ignoring_errors, writer_lease
 from storage.log.orphan_segments import first_offsets_with_data
-from storage.log.prepared_segments import PIECE_BYTES, PreparedSegments
+from storage.log.prepared_segments import PIECE_BYTES, PreencodedSegments
 from storage.log.segment import LocalSegment
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.log.segment_tables import SegmentTableReader
@@ -61,7 +61,8 @@ _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.01, 0.1
 
 @dataclass(frozen=True)
 class RecoveredLedger:
-    """The ledger that replaced a segment, and the number of messages that were lost: 0 unless it was damaged."""
+    """The ledger that replaced a segment, and the number of messages that were lost: 0 unless the segment was
+    damaged."""
 
     ledger: LedgerRecord
     lost: int
@@ -69,14 +70,12 @@ class RecoveredLedger:
 
 @dataclass(frozen=True)
 class LogManager:
-    """The manager of the logs whose segments are in the log directory. `owner`: unique to one piece of work.
-
-    `prepared`: what this process has prepared of segments that it seals.
-    """
+    """The manager of the logs whose segments are in the log directory: it rolls, seals and removes segments. `owner`:
+    unique to one piece of work. `prepared`: the segments that this process has encoded in advance."""
 
     environment: Environment
     owner: str = field(default_factory=new_owner_name)
-    prepared: PreparedSegments | None = None
+    prepared: PreencodedSegments | None = None
 
     def roll_and_seal(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
         """Roll the active segment and seal all rolled ones, so that all present messages are in ledgers.
@@ -87,17 +86,17 @@ class LogManager:
         DataLoss for a damaged one.
         """
         self.roll(topic, wait_ms)
-        end = self._rolled_end(topic)
+        end = self._end_of_rolled_segments(topic)
         sealed = list(self._seal_below(topic, end))
         if self.environment.log.wake_sealer is not None and self.rolled_segments(topic, end):
             self.environment.log.wake_sealer()
             wait_ms = max(wait_ms, SEALER_WAIT_MS)
-        deadline, pauses = self.environment.clock.now_ms() + wait_ms, _pauses()
+        deadline, pauses = self.environment.clock.now_ms() + wait_ms, _poll_pauses()
         while unsealed := self.rolled_segments(topic, end):
             if not self._is_at_another_service(unsealed[0]):
                 self.environment.log.check_is_local(topic.name, unsealed[0])
             if self.environment.clock.now_ms() >= deadline:
-                raise self._unsealed(topic, unsealed[0], wait_ms)
+                raise self._not_sealed_error(topic, unsealed[0], wait_ms)
             self.environment.clock.wait(next(pauses))
             sealed += self._seal_below(topic, end)
         return tuple(sealed)
@@ -114,9 +113,9 @@ class LogManager:
             return error
         return None
 
-    def _unsealed(self, topic: TopicRecord, segment: SegmentRecord, wait_ms: int) -> LeaseHeld:
-        """Return the error for a segment that its sealer did not seal in time."""
-        claim = self._claims(topic).get(segment.sealing_attempt_id or "")
+    def _not_sealed_error(self, topic: TopicRecord, segment: SegmentRecord, wait_ms: int) -> LeaseHeld:
+        """Return the error for a segment that its sealer did not seal within `wait_ms`."""
+        claim = self._unfinished_attempts(topic).get(segment.sealing_attempt_id or "")
         if claim is None:
             return LeaseHeld(
                 f"the segment {segment.ledger_id} of {topic.name} is not sealed: its sealer released it",
@@ -130,7 +129,7 @@ class LogManager:
         )
 
     def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
-        """Close the open segment, if there is one.
+        """Close the open segment of a topic, if there is one, here or by a request to its writer.
 
         Raises LeaseHeld, ObjectMissing, ObjectDamaged (segment_lifecycle.py). `wait_ms`: the time that its writer has.
         `accept_loss`: also close a damaged segment, with every offset that it assigned; `seal_accepting_loss` seals its
@@ -148,7 +147,7 @@ class LogManager:
                 return
             wait_ms = max(0, wait_ms - (clock.now_ms() - begin))
         requested: int | None = None
-        deadline, pauses = 0, _pauses()
+        deadline, pauses = 0, _poll_pauses()
         while (segment := segments.find_open(topic.id)) is not None:
             if requested is not None and segment.ledger_id != requested:
                 return  # it was rolled, and the writer continues in the next one
@@ -177,14 +176,14 @@ class LogManager:
                 # The writer's time begins with the request, however long the database took until here.
                 deadline = clock.now_ms() + wait_ms
             clock.wait(next(pauses))
-        if self._is_behind_its_log(topic):
+        if self._has_lost_segments(topic):
             self._roll_here(topic, accept_loss)
 
     def _roll_here(self, topic: TopicRecord, accept_loss: bool) -> None:
         with writer_lease(self.environment, topic.id, self.owner, 0) as lease:
             roll_open_segment(self.environment, topic, lease, accept_loss=accept_loss)
 
-    def roll_old(self, errors: dict[str, ErrorText]) -> int:
+    def roll_old_segments(self, errors: dict[str, ErrorText]) -> int:
         """Close the open segments here that are older than `segment.ms` and have no writer; return their number.
 
         Writers check the age of their own segments. `errors` receives the error of each segment that cannot be rolled,
@@ -212,8 +211,8 @@ class LogManager:
                 errors[str(topic.name)] = ErrorText.from_error(error)
         return rolled
 
-    def _is_behind_its_log(self, topic: TopicRecord) -> bool:
-        """Return whether files here hold messages, from the topic's end on, that no row names.
+    def _has_lost_segments(self, topic: TopicRecord) -> bool:
+        """Return whether segment files here hold messages, from the topic's end on, that no database row names.
 
         Then the database was restored from a backup.
         """
@@ -244,33 +243,36 @@ class LogManager:
         ends at any rate of appends. A segment that is damaged, or was abandoned, is skipped; after all others, DataLoss
         or Misconfigured is raised for it. `include_abandoned`: seal abandoned segments, too.
         """
-        yield from self._seal_below(topic, self._rolled_end(topic), again=include_abandoned)
+        yield from self._seal_below(topic, self._end_of_rolled_segments(topic), include_abandoned=include_abandoned)
 
     def seal_accepting_loss(self, topic: TopicRecord) -> Iterator[RecoveredLedger]:
-        """Seal as `seal` does with `include_abandoned`; of a damaged or missing segment, only the readable entries.
+        """Seal all rolled segments, as `seal` does with `include_abandoned`; of a damaged or missing one, only the
+        readable entries. Yield each ledger with its number of lost messages.
 
         The rest of such a segment is lost forever: only for an operator who accepts that.
         """
-        end = self._rolled_end(topic)
-        while (claimed := self._claim(topic, self._sealable(topic, end), end, again=True)) is not None:
-            yield self._sealed(topic, *claimed, accept_loss=True)
+        end = self._end_of_rolled_segments(topic)
+        while (
+            claimed := self._claim_oldest(topic, self._local_rolled_segments(topic, end), end, include_abandoned=True)
+        ) is not None:
+            yield self._seal_segment(topic, *claimed, accept_loss=True)
 
-    def _rolled_end(self, topic: TopicRecord) -> int:
-        """Return the offset after all segments that are rolled now."""
+    def _end_of_rolled_segments(self, topic: TopicRecord) -> int:
+        """Return the offset after the last of the segments that are rolled now; 0: there is none."""
         return max(
             (segment.content.last_offset + 1 for segment in self.rolled_segments(topic) if segment.content), default=0
         )
 
-    def _seal_below(self, topic: TopicRecord, end: int, *, again: bool = False) -> Iterator[LedgerRecord]:
+    def _seal_below(self, topic: TopicRecord, end: int, *, include_abandoned: bool = False) -> Iterator[LedgerRecord]:
         damaged: dict[int, DataLoss] = {}
         while True:
-            waiting = self._sealable(topic, end)
-            claimed = self._claim(topic, waiting, end, damaged, again=again)
+            waiting = self._local_rolled_segments(topic, end)
+            claimed = self._claim_oldest(topic, waiting, end, damaged, include_abandoned=include_abandoned)
             if claimed is None:
                 break
             segment, attempt = claimed
             try:
-                sealed = self._sealed(topic, segment, attempt)
+                sealed = self._seal_segment(topic, segment, attempt)
             except DataLoss as error:
                 damaged[segment.ledger_id] = error
                 continue
@@ -279,50 +281,51 @@ class LogManager:
             raise next(iter(damaged.values()))
         self._check_abandoned(topic, waiting)
 
-    def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
-        """Return the rolled segments whose files are in this process's log directory."""
+    def _local_rolled_segments(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
+        """Return the rolled segments below the offset `end` whose files are in this process's log directory."""
         uid = self.environment.log.known_uid
         return [segment for segment in self.rolled_segments(topic, end) if segment.log_uid == uid]
 
-    def _claim(
+    def _claim_oldest(
         self,
         topic: TopicRecord,
         waiting: Sequence[SegmentRecord],
         end: int,
         damaged: Collection[int] = (),
         *,
-        again: bool = False,
+        include_abandoned: bool = False,
     ) -> tuple[SegmentRecord, Attempt] | None:
-        """Claim the oldest segment that may be sealed here; write nothing if there is none."""
+        """Claim the oldest segment that may be sealed here; return the segment and the attempt. None: there is none,
+        and nothing is written."""
         others = {
             *damaged,
             *(segment.ledger_id for segment in waiting if self._is_left_to_sealer(segment)),
         }
-        abandoned = () if again else self._abandoned(topic, waiting)
+        abandoned = () if include_abandoned else self._abandoned_segments(topic, waiting)
         if all(segment.ledger_id in others or segment in abandoned for segment in waiting):
             return None
         uid = self.environment.log.known_uid
         assert uid is not None, "a segment is in it"
         StoreIdentity(self.environment.metadata, self.environment.store).check_or_bind()
         claimed = self.environment.metadata.sealing.claim(
-            topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, include_abandoned=again
+            topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, include_abandoned=include_abandoned
         )
         if claimed is not None:
             failpoint(Failpoint.SEAL_CLAIMED)
         return claimed
 
     def _is_left_to_sealer(self, segment: SegmentRecord) -> bool:
-        """Return whether only the process that `wake_sealer` wakes seals a segment: if it is large, or may be prepared
-        there."""
+        """Return whether only the process that `wake_sealer` wakes may seal a segment: it is large, or may be encoded
+        in advance there."""
         log = self.environment.log
         if log.wake_sealer is None:
             return False
         may_be_prepared = log.has_preparation and segment.content is not None and segment.content.size >= PIECE_BYTES
-        return may_be_prepared or not _is_small(segment)
+        return may_be_prepared or not _is_cheap_to_seal(segment)
 
     def _check_abandoned(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
-        """Raise Misconfigured for a segment that was tried too often, unless the last try may still run."""
-        for segment in self._abandoned(topic, waiting):
+        """Raise Misconfigured for a segment whose sealing was tried too often, unless the last try may still run."""
+        for segment in self._abandoned_segments(topic, waiting):
             if segment.content is not None:
                 raise Misconfigured(
                     f"the segment {segment.ledger_id} of {topic.name} ({segment.content.messages} messages, "
@@ -332,7 +335,7 @@ class LogManager:
                     is_public=True,
                 )
 
-    def _abandoned(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
+    def _abandoned_segments(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
         """Return the segments that were tried too often, except those whose last sealer still lives."""
         too_often = [segment for segment in waiting if segment.has_exceeded_sealing_tries]
         if not too_often:
@@ -340,21 +343,21 @@ class LogManager:
         now = self.environment.clock.now_ms()
         living = {
             attempt_id
-            for attempt_id, claim in self._claims(topic).items()
+            for attempt_id, claim in self._unfinished_attempts(topic).items()
             if is_alive_here(claim.owner) or is_alive(claim.owner, claim.heartbeat_at, SEALER_DEAD_MS, now)
         }
         return [segment for segment in too_often if segment.sealing_attempt_id not in living]
 
-    def _claims(self, topic: TopicRecord) -> dict[str, Attempt]:
-        """Return the unfinished attempts on a topic, by id."""
+    def _unfinished_attempts(self, topic: TopicRecord) -> dict[str, Attempt]:
+        """Return the attempts on a topic that are not finished, by id."""
         attempts = self.environment.metadata.attempts.of_topic(topic.id)
         return {attempt.attempt_id: attempt for attempt in attempts if attempt.finished_at is None}
 
-    def _sealed(
+    def _seal_segment(
         self, topic: TopicRecord, segment: SegmentRecord, attempt: Attempt, *, accept_loss: bool = False
     ) -> RecoveredLedger:
         with (
-            self._trying(attempt),
+            self._finishing_attempt(attempt),
             Heartbeat(lambda: self.environment.metadata.attempts.heartbeat(attempt), _HEARTBEAT_SECONDS),
         ):
             hasher = Xxh3KeyHasher(topic.hash_seed)
@@ -365,8 +368,9 @@ class LogManager:
         return sealed
 
     @contextmanager
-    def _trying(self, attempt: Attempt) -> Iterator[None]:
-        """Finish the attempt at the end. It counts as a try if memory runs out, or if this process dies before.
+    def _finishing_attempt(self, attempt: Attempt) -> Iterator[None]:
+        """Finish a sealing attempt at the end of the context. It counts as a try if memory runs out, or if this process
+        dies before.
 
         If the database is unreachable at the end, the next claim sees that this process lives (sealing.py).
         """
@@ -388,7 +392,8 @@ class LogManager:
     def _seal_rows(
         self, topic: TopicRecord, segment: SegmentRecord, sealer: Sealer, accept_loss: bool
     ) -> RecoveredLedger:
-        """Write all rows of a segment; with `accept_loss`, those that are readable."""
+        """Write the rows of a segment as a ledger, and return it; with `accept_loss`, the readable rows of a damaged
+        one."""
         now = self.environment.clock.now_ms()
         begun = None if self.prepared is None else self.prepared.take(topic, segment)
         try:
@@ -398,7 +403,7 @@ class LogManager:
         except DataLoss:
             if not accept_loss or segment.content is None:
                 raise
-        recovered = recovered_rows(LocalSegment.of(self.environment.log, topic, segment), segment.content)
+        recovered = recovered_rows(LocalSegment.from_row(self.environment.log, topic, segment), segment.content)
         return RecoveredLedger(sealer.seal([recovered.table], segment.ledger_id, now), recovered.lost)
 
     def remove_sealed_files(self, topic: TopicRecord | None = None, errors: dict[str, ErrorText] | None = None) -> int:
@@ -409,19 +414,20 @@ class LogManager:
         (by uid, if it was deleted); if it is None, Unavailable is raised after all others.
         """
         failed: dict[str, ErrorText] = {} if errors is None else errors
-        removed = LogSweep(self.environment, self._adopt_lost).remove_files(topic, failed)
+        removed = LogSweep(self.environment, self._adopt_lost_segments).remove_files(topic, failed)
         if errors is None and failed:
             owner, why = next(iter(failed.items()))
             raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")
         return removed
 
-    def _adopt_lost(self, topic: TopicRecord) -> None:
-        """Let the topic adopt the segments that the database has lost."""
-        if self._is_behind_its_log(topic):
+    def _adopt_lost_segments(self, topic: TopicRecord) -> None:
+        """Let a topic adopt, and roll, the segments that the database has lost."""
+        if self._has_lost_segments(topic):
             self.roll(topic, 0)
 
     def rolled_segments(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
-        """Return the segments of a topic that wait to be sealed; with `end`, those that begin below this offset."""
+        """Return the segments of a topic that are rolled and not sealed yet; with `end`, those that begin below this
+        offset."""
         return tuple(
             segment
             for segment in self.environment.metadata.segments.of_topic(topic.id)
@@ -429,16 +435,17 @@ class LogManager:
         )
 
 
-def _is_small(segment: SegmentRecord) -> bool:
-    """Return whether sealing takes little memory, and no sealer has died over it."""
+def _is_cheap_to_seal(segment: SegmentRecord) -> bool:
+    """Return whether sealing a segment takes little memory, and no sealer has died over it."""
     content = segment.content
     if content is None or segment.sealing_tries:
         return False
     return content.logical_bytes <= SMALL_BYTES and content.messages <= SMALL_MESSAGES
 
 
-def _pauses() -> Iterator[float]:
-    """Yield the seconds between two checks of other processes' work: an eighth of the time until then, or less."""
+def _poll_pauses() -> Iterator[float]:
+    """Yield the seconds to wait between checks of other processes' work, growing: an eighth of the time until then, or
+    less."""
     waited = 0.0
     while True:
         pause = min(max(_FIRST_POLL_SECONDS, waited / 8), _POLL_SECONDS)

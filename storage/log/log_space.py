@@ -25,7 +25,7 @@ ROLLED_MS = 1000
 
 @dataclass(frozen=True)
 class LogSpaceStatus:
-    """The room of a log directory at one moment.
+    """The free space of a log directory at one moment, and whether appends are refused.
 
     `free_bytes` None: the disk cannot be measured. `least_free_bytes`: the limit below which appends are refused.
     `refusal`: the error with which appends are refused; None: they are accepted.
@@ -37,7 +37,7 @@ class LogSpaceStatus:
 
 
 class LogSpaceLimit:
-    """The limits of one log directory in this process. Thread-safe."""
+    """The limits of space in one log directory, for one process. Thread-safe."""
 
     def __init__(
         self,
@@ -65,18 +65,18 @@ class LogSpaceLimit:
         self._free = min_free_bytes
 
     def check(self) -> None:
-        """Raise StorageFull if nothing may be appended now."""
-        self._measure()
-        refusal = self._refusal()
+        """Raise StorageFull if a limit of space is exceeded, so that nothing may be appended now."""
+        self._measure_if_due()
+        refusal = self._refusal_error()
         if refusal is not None:
             raise refusal
 
     @property
-    def is_known_to_accept(self) -> bool:
+    def is_known_to_have_space(self) -> bool:
         """True if a measurement that is still valid permits appends. Waits for nothing."""
-        return not is_due(self._disk_at, DISK_MS, self._clock.now_ms()) and self._refusal() is None
+        return not is_due(self._disk_at, DISK_MS, self._clock.now_ms()) and self._refusal_error() is None
 
-    def _refusal(self) -> StorageFull | None:
+    def _refusal_error(self) -> StorageFull | None:
         if self._free < self._min_free_bytes:
             return StorageFull(
                 f"nothing is appended: the disk of the log directory has {self._free} bytes left, and "
@@ -94,7 +94,7 @@ class LogSpaceLimit:
         return None
 
     def status(self) -> LogSpaceStatus:
-        """Return the present room, for reports."""
+        """Return the present free space, and the error if appends are refused, for reports."""
         refusal = None
         try:
             self.check()
@@ -106,8 +106,9 @@ class LogSpaceLimit:
             free = None
         return LogSpaceStatus(free, self._min_free_bytes, refusal)
 
-    def _measure(self) -> None:
-        """Measure in one thread, when a measurement is due; other threads use the last one."""
+    def _measure_if_due(self) -> None:
+        """Measure the free space and the rolled bytes if the last measurement is old; while one thread measures, others
+        use the last one."""
         now = self._clock.now_ms()
         if not is_due(self._disk_at, DISK_MS, now) or not self._lock.acquire(blocking=False):
             return

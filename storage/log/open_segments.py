@@ -43,7 +43,7 @@ class OpenSegmentEnd:
 
 
 def open_segment_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentEnd | None:
-    """Return the end of an open segment. Raises Misconfigured.
+    """Return the readable end of an open segment. Raises Misconfigured.
 
     None: the segment is in another log directory, or its file cannot be read, which its readers report.
     """
@@ -60,10 +60,11 @@ def open_segment_end(log: LogDirectory, topic: TopicRecord, segment: SegmentReco
 
 
 def _high_watermark(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> HighWatermark | None:
-    """Return the ends of an open segment; None: it is in another log directory. Raises CompactorError, OSError."""
+    """Return the high watermark of an open segment; None: it is in another log directory. Raises CompactorError,
+    OSError."""
     if segment.log_uid != log.known_uid:
         return None
-    return SegmentReader(LocalSegment.of(log, topic, segment)).high_watermark()
+    return SegmentReader(LocalSegment.from_row(log, topic, segment)).high_watermark()
 
 
 def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord, end: OpenSegmentEnd) -> int:
@@ -75,7 +76,7 @@ def last_publish_time(log: LogDirectory, topic: TopicRecord, segment: SegmentRec
         return 0
     last = 0
     try:
-        for entry in SegmentReader(LocalSegment.of(log, topic, segment)).entries(end.next_offset - 1):
+        for entry in SegmentReader(LocalSegment.from_row(log, topic, segment)).entries(end.next_offset - 1):
             last = entry.header.publish_time
     except (CompactorError, OSError):
         pass  # its reader or sealer reports why
@@ -95,7 +96,8 @@ class OpenSegmentContent:
 
 
 def open_segment_content(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
-    """Return the present content of a segment without times: one small file is read, and no entry."""
+    """Return the present content of an open segment without times: one small file is read, and no entry. Empty if it
+    cannot be read here."""
     try:
         end = open_segment_end(log, topic, segment)
     except (CompactorError, OSError):
@@ -105,7 +107,7 @@ def open_segment_content(log: LogDirectory, topic: TopicRecord, segment: Segment
     return OpenSegmentContent(end.next_offset, end.next_offset - segment.first_offset, end.logical_bytes)
 
 
-class _LastCounts:
+class _CountCache:
     """The last count of the open segment of each topic. A newer segment takes the place of the one before it, so the
     number of topics bounds the memory. Thread-safe."""
 
@@ -115,6 +117,7 @@ class _LastCounts:
         """Ledger ids and counts, by topic id."""
 
     def find(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent | None:
+        """Return the last count of a segment; None: it was not counted, or a newer one of its topic was."""
         with self._lock:
             ledger_id, count = self._counts.get(topic.id, (None, None))
         return count if ledger_id == segment.ledger_id else None
@@ -136,18 +139,20 @@ class OpenSegmentCounter:
 
     def __init__(self, log: LogDirectory) -> None:
         self._log = log
-        self._with_times = _LastCounts()
-        self._without_times = _LastCounts()
+        self._with_times = _CountCache()
+        self._without_times = _CountCache()
 
     def content_with_times(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
-        """Return the present count of a segment; the last one, or an empty one, if the segment cannot be read here."""
+        """Count a segment's messages, bytes and publish times up to its present end, and return them; the last count,
+        or an empty one, if the segment cannot be read here."""
         before = self._with_times.find(topic, segment) or OpenSegmentContent(segment.first_offset)
-        counted = self._counted(topic, segment, before)
+        counted = self._count_new_entries(topic, segment, before)
         self._with_times.keep(topic, segment, counted)
         return counted
 
     def content(self, topic: TopicRecord, segment: SegmentRecord) -> OpenSegmentContent:
-        """Return the present count of a segment, as `content_with_times` does, with or without times.
+        """Count a segment's messages and bytes up to its present end, and return them, with or without times; the last
+        count, or an empty one, if the segment cannot be read here.
 
         One small file is read, and entries only if its writer has not counted their logical bytes.
         """
@@ -168,11 +173,15 @@ class OpenSegmentCounter:
         self._with_times.keep_only(ledger_ids)
         self._without_times.keep_only(ledger_ids)
 
-    def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: OpenSegmentContent) -> OpenSegmentContent:
+    def _count_new_entries(
+        self, topic: TopicRecord, segment: SegmentRecord, before: OpenSegmentContent
+    ) -> OpenSegmentContent:
+        """Return the count `before` with the entries that were appended since; unchanged if the segment cannot be read
+        here."""
         try:
             if segment.log_uid != self._log.known_uid:
                 return before
-            local = LocalSegment.of(self._log, topic, segment)
+            local = LocalSegment.from_row(self._log, topic, segment)
             end = SegmentReader(local).high_watermark()
             if end.next_offset == before.next_offset:
                 return before
@@ -210,12 +219,16 @@ def add_open_segments(
         topic.id: (topic, segment) for topic, segment in metadata.segments.open_segments_in(uid) if topic.id in listed
     }
     return [
-        _counted(log, summary, *opened[summary.topic_id]) if summary.topic_id in opened else summary
+        _add_open_segment(log, summary, *opened[summary.topic_id]) if summary.topic_id in opened else summary
         for summary in summaries
     ]
 
 
-def _counted(log: LogDirectory, summary: TopicSummary, topic: TopicRecord, segment: SegmentRecord) -> TopicSummary:
+def _add_open_segment(
+    log: LogDirectory, summary: TopicSummary, topic: TopicRecord, segment: SegmentRecord
+) -> TopicSummary:
+    """Return a topic's summary with the messages and bytes of its open segment added; unchanged if it cannot be read
+    here."""
     try:
         end = open_segment_end(log, topic, segment)
     except (CompactorError, OSError):

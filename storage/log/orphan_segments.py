@@ -54,7 +54,7 @@ def first_offsets_in(folder: Path) -> list[int]:
 
 
 def holds_data(size: int) -> bool:
-    """Return whether a file of that size was ever appended to, and so had a row."""
+    """Return whether a segment file of `size` bytes was ever appended to, and so had a row in the database."""
     return size > HEADER_BYTES
 
 
@@ -63,8 +63,8 @@ def first_offsets_with_data(folder: Path) -> list[int]:
     return [first for first, size in segment_sizes_in(folder).items() if holds_data(size)]
 
 
-def header_in(files: SegmentPaths) -> SegmentHeader | str:
-    """Return the header of a segment's file; a text, its defect, if invalid.
+def read_segment_header(files: SegmentPaths) -> SegmentHeader | str:
+    """Read the header of a segment's file; return a text, its defect, if it is invalid.
 
     Raises ObjectMissing, Misconfigured, Unavailable.
     """
@@ -72,27 +72,27 @@ def header_in(files: SegmentPaths) -> SegmentHeader | str:
         return read_header(file.read(HEADER_BYTES))
 
 
-def set_aside(files: SegmentPaths) -> Path:
-    """Rename the files of a segment, durably; return the new path of `.log`. No process here touches them again.
+def set_aside_files(files: SegmentPaths) -> Path:
+    """Rename the files of a segment, durably, so that no process touches them again; return the new path of `.log`.
 
     Raises OSError.
     """
-    number = next(n for n in count(1) if not _aside(files.log, n).exists())
+    number = next(n for n in count(1) if not _aside_path(files.log, n).exists())
     size = files.log.stat().st_size
     # The log last: if interrupted, the next call continues.
     for path in (files.high_watermark, files.index, files.log):
         if path.exists():
-            path.rename(_aside(path, number))
+            path.rename(_aside_path(path, number))
     sync_folder(files.folder)
-    kept = _aside(files.log, number)
+    kept = _aside_path(files.log, number)
     _log.warning("%s (%d bytes) has no row in the database, and was renamed to %s", files.log, size, kept.name)
     return kept
 
 
 def files_set_aside(folder: Path) -> list[Path]:
-    """Return the files in a folder that `set_aside` renamed. Raises FileNotFoundError if there is no folder."""
+    """Return the files in a folder that `set_aside_files` renamed. Raises FileNotFoundError if there is no folder."""
     return [file for file in folder.iterdir() if _SET_ASIDE.fullmatch(file.name)]
 
 
-def _aside(path: Path, number: int) -> Path:
+def _aside_path(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}.aside-{number}{path.suffix}")

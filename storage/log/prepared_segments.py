@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage.clock import Clock
-from storage.entries.decode import StoredEntry, unpack_some
+from storage.entries.decode import StoredEntry, unpack_in_blocks
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import LedgerBuilder
 from storage.log.directory import LogDirectory
@@ -38,11 +38,11 @@ IDLE_MS = 60_000
 
 
 @dataclass
-class PreparedSegment:
-    """The beginning of a segment of the topic `topic_uid`.
+class PreencodedSegment:
+    """The beginning of an open segment, encoded in advance as a part of its ledger. `topic_uid`: its topic's.
 
     `next_offset`: the offset after it; `size`: its bytes of the segment's file; `grown_at`: the time (ms) of its last
-    piece.
+    growth.
     """
 
     topic_uid: str
@@ -54,30 +54,31 @@ class PreparedSegment:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes in memory."""
+        """The bytes that the encoded beginning takes in memory."""
         return OVERHEAD_BYTES + self.ledger.held_bytes
 
 
-class PreparedSegments:
-    """The prepared segments of one log directory."""
+class PreencodedSegments:
+    """The open segments of one log directory whose beginnings are encoded in advance, in memory."""
 
     def __init__(self, log: LogDirectory, clock: Clock, max_bytes: int) -> None:
-        """`max_bytes`: of all of them in memory; 0: none is prepared."""
+        """Create an empty set. `max_bytes`: the most memory of all segments; 0: none is encoded in advance."""
         self._log = log
         self._clock = clock
         self._max_bytes = max_bytes
-        self._by_ledger: dict[int, PreparedSegment] = {}
+        self._by_ledger: dict[int, PreencodedSegment] = {}
         """Prepared segments by ledger id; those that have grown last come last."""
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all prepared segments in memory."""
+        """The bytes that all encoded beginnings take in memory."""
         return sum(prepared.held_bytes for prepared in self._by_ledger.values())
 
     def extend(self, topic: TopicRecord, segment: SegmentRecord) -> bool:
-        """Prepare the next piece of an open segment. Return False if too little was flushed, or memory is full."""
+        """Encode the next flushed entries of an open segment. Return False, and encode nothing, if too few were
+        flushed, or memory is full."""
         self._log.check_is_local(topic.name, segment)
-        local = LocalSegment.of(self._log, topic, segment)
+        local = LocalSegment.from_row(self._log, topic, segment)
         watermark = read_high_watermark(local.files.high_watermark, local.header.checksum)
         if watermark is None:  # what is flushed is not known
             return False
@@ -86,12 +87,12 @@ class PreparedSegments:
             return False
         if prepared is None:
             builder = LedgerBuilder(Xxh3KeyHasher(topic.hash_seed))
-            prepared = PreparedSegment(topic.uid, segment.first_offset, builder, segment.first_offset)
-        if not self._made_room(prepared):
+            prepared = PreencodedSegment(topic.uid, segment.first_offset, builder, segment.first_offset)
+        if not self._make_room(prepared):
             return False
         self._by_ledger.pop(segment.ledger_id, None)
         try:
-            self._add_piece(prepared, SegmentReader(local, watermark.flushed_bytes), segment.ledger_id)
+            self._encode_next_entries(prepared, SegmentReader(local, watermark.flushed_bytes), segment.ledger_id)
         except BaseException:
             prepared.ledger.encoder.abandon()
             raise
@@ -99,15 +100,16 @@ class PreparedSegments:
         self._by_ledger[segment.ledger_id] = prepared
         return True
 
-    def take(self, topic: TopicRecord, segment: SegmentRecord) -> PreparedSegment | None:
-        """Return what is prepared of a segment, and remove it; None: nothing is."""
+    def take(self, topic: TopicRecord, segment: SegmentRecord) -> PreencodedSegment | None:
+        """Remove and return the encoded beginning of a segment; None: there is none."""
         prepared = self._by_ledger.pop(segment.ledger_id, None)
         if prepared is None or (prepared.topic_uid, prepared.first_offset) != (topic.uid, segment.first_offset):
             return None
         return prepared
 
-    def _made_room(self, grown: PreparedSegment) -> bool:
-        """Return whether a piece of `grown` fits. Drop segments that have been idle for long, as far as needed."""
+    def _make_room(self, grown: PreencodedSegment) -> bool:
+        """Drop segments that have been idle for long, as far as needed; return whether `grown` can grow by one more
+        piece."""
         now = self._clock.now_ms()
         others = {ledger_id: item for ledger_id, item in self._by_ledger.items() if item is not grown}
         held = grown.held_bytes + _PIECES_TOGETHER * PIECE_BYTES + sum(item.held_bytes for item in others.values())
@@ -118,7 +120,8 @@ class PreparedSegments:
             held -= item.held_bytes
         return held <= self._max_bytes
 
-    def _add_piece(self, prepared: PreparedSegment, reader: SegmentReader, ledger_id: int) -> None:
+    def _encode_next_entries(self, prepared: PreencodedSegment, reader: SegmentReader, ledger_id: int) -> None:
+        """Encode the next entries of a segment, a limited number of bytes, and add them to its beginning."""
         entries: list[StoredEntry] = []
         size = 0
         for entry in reader.entries(prepared.next_offset):
@@ -126,7 +129,7 @@ class PreparedSegments:
             size += max(len(entry.data), entry.header.payload_bytes)
             if size >= _PIECES_TOGETHER * PIECE_BYTES:
                 break
-        for table in unpack_some(entries, ledger_id):
+        for table in unpack_in_blocks(entries, ledger_id):
             prepared.ledger.add(table)
         last = entries[-1]
         prepared.next_offset = last.offset + last.header.messages

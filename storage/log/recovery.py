@@ -26,7 +26,7 @@ RESTORE = "restore the file from a backup, or accept the loss of the bytes after
 
 @dataclass(frozen=True)
 class RecoveryResult:
-    """The content of a segment's file up to `end`: the position in the file after its last whole frame.
+    """The recoverable content of a segment's file. `end`: the position in the file after its last whole frame.
 
     `problem`: the defect of the bytes from there on; None: there are none. `index`: the rebuilt records of the sparse
     index.
@@ -40,7 +40,7 @@ class RecoveryResult:
 
 
 def check_header(path: Path, data: bytes, expected: SegmentHeader) -> None:
-    """Raise ObjectDamaged if a file is not the segment that its row names."""
+    """Raise ObjectDamaged if a file's header is damaged, or is not that of the expected segment."""
     header = read_header(data)
     if isinstance(header, str):
         raise ObjectDamaged(f"the segment {path} is damaged at byte 0: {header}", RESTORE)
@@ -53,8 +53,9 @@ def check_header(path: Path, data: bytes, expected: SegmentHeader) -> None:
         )
 
 
-def scan(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> RecoveryResult:
-    """Return the content of a segment's file of `size` bytes, whose header was checked. Changes nothing.
+def scan_segment(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> RecoveryResult:
+    """Read all frames of a segment's file of `size` bytes up to the first invalid one; return the content. The header
+    was checked; nothing is changed.
 
     `descriptor`: of the open file. Raises OSError.
     """
@@ -70,8 +71,9 @@ def scan(descriptor: int, size: int, segment: LocalSegment, options: WriterOptio
     return RecoveryResult(tally, pointers, bytes(index), frames.position, frames.problem)
 
 
-def check_loss(path: Path, result: RecoveryResult, end: HighWatermark | None) -> None:
-    """Raise ObjectDamaged if `end` says that bytes after the last whole frame were flushed. `end` None: unreadable."""
+def check_no_flushed_loss(path: Path, result: RecoveryResult, end: HighWatermark | None) -> None:
+    """Raise ObjectDamaged if bytes after the last whole frame were flushed by the record of `end`. `end` None: that
+    record cannot be read."""
     if end is None or end.flushed_bytes <= result.end:
         return
     problem = result.problem or "the file ends there"

@@ -47,7 +47,7 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 @dataclass(frozen=True)
 class FlushPolicy:
-    """The rule by which appended entries become durable.
+    """The rule when appended entries are flushed to disk.
 
     `messages`: 1: each entry is flushed before it is acknowledged; M: entries are acknowledged when they are written,
     and flushed when M messages are not flushed. `ms`: entries are flushed at most that long after the first unflushed
@@ -78,10 +78,11 @@ class WriterOptions:
     max_pending_bytes: int = MAX_PENDING_BYTES
     index_spacing: int = SPACING_BYTES
 
-    def check(self, entry: bytes, now_ms: int, header: EntryHeader | None = None) -> EntryHeader:
-        """Return the header of an entry. `header`: the same, if the caller has it; None: it is read.
+    def read_valid_header(self, entry: bytes, now_ms: int, header: EntryHeader | None = None) -> EntryHeader:
+        """Check that an entry may be appended at the time `now_ms`, and return its header. `header`: the same, if the
+        caller has it; None: it is read.
 
-        Raises InvalidRecord for an entry that may not be appended at the time `now_ms`.
+        Raises InvalidRecord for an entry that may not be appended.
         """
         limit = min(self.max_entry_bytes, LARGEST_ENTRY)
         if len(entry) > limit:
@@ -99,7 +100,8 @@ class WriterOptions:
 
 
 def ahead_of_time_error(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidRecord:
-    """Return the error for a message of the future, which would delay every policy by time. Times in ms."""
+    """Return the error for a message whose publish time is too far in the future: it would delay every policy by time.
+    Times in ms."""
     return InvalidRecord(
         f"the publish time {publish_time} of a message is {publish_time - now_ms} ms in the future, and at most "
         f"{max_ahead_ms} ms are allowed",
@@ -109,7 +111,7 @@ def ahead_of_time_error(publish_time: int, now_ms: int, max_ahead_ms: int) -> In
 
 @dataclass(frozen=True)
 class AppendResult:
-    """The position of an entry's first message, and the number of its offsets."""
+    """The position of an appended entry's first message, and the number of its offsets."""
 
     first: LogPosition
     messages: int
@@ -135,7 +137,7 @@ class SegmentPaths:
         return self.folder / f"{self.first_offset:020d}.index"
 
     def remove(self) -> None:
-        """Remove the files that exist. Idempotent; raises OSError.
+        """Remove the segment's files that exist. Idempotent; raises OSError.
 
         The log goes first, so that no reader takes the rest for an empty segment.
         """
@@ -152,8 +154,9 @@ class LocalSegment:
     partition: int
 
     @classmethod
-    def of(cls, log: LogDirectory, topic: TopicRecord, row: SegmentRecord) -> LocalSegment:
-        """Return the segment of a row; `log` is its log directory (`LogDirectory.check_is_local`)."""
+    def from_row(cls, log: LogDirectory, topic: TopicRecord, row: SegmentRecord) -> LocalSegment:
+        """Return the segment that a database row describes. `log`: the log directory that holds it
+        (`LogDirectory.check_is_local`)."""
         header = SegmentHeader(topic.uid, row.ledger_id, row.first_offset)
         return cls(log.topic_folder(topic.uid), header, topic.name.partition)
 
@@ -163,26 +166,26 @@ class LocalSegment:
 
     def first_position(self, entry_id: int, offset: int, header: EntryHeader) -> LogPosition:
         """Return the position of the first message of an entry."""
-        batch_index = 0 if _has_indexes(header) else -1
+        batch_index = 0 if _has_batch_indexes(header) else -1
         return LogPosition(offset, MessageId(self.header.ledger_id, entry_id, self.partition, batch_index))
 
     def last_position(self, entry_id: int, offset: int, header: EntryHeader) -> LogPosition:
         """Return the position of the last message of an entry whose first message is at `offset`."""
-        message_id = MessageId(self.header.ledger_id, entry_id, self.partition, _last_index(header))
+        message_id = MessageId(self.header.ledger_id, entry_id, self.partition, _last_batch_index_of(header))
         return LogPosition(offset + header.messages - 1, message_id)
 
 
-def _has_indexes(header: EntryHeader) -> bool:
+def _has_batch_indexes(header: EntryHeader) -> bool:
     """Return whether the messages of an entry have batch indexes."""
     return header.batched and not header.encrypted
 
 
-def _last_index(header: EntryHeader) -> int:
-    return header.messages - 1 if _has_indexes(header) else -1
+def _last_batch_index_of(header: EntryHeader) -> int:
+    return header.messages - 1 if _has_batch_indexes(header) else -1
 
 
 class SegmentTally:
-    """A count of a segment's content, entry by entry, in order.
+    """A count of the content of a segment, to which entries are added in order.
 
     Times in ms; the extreme numbers before the first entry.
     """
@@ -198,7 +201,7 @@ class SegmentTally:
         self._last_batch_index = -1
 
     def add(self, header: EntryHeader) -> None:
-        """Count the next entry."""
+        """Count the next entry of the segment, by its header."""
         self.entries += 1
         self.next_offset += header.messages
         self.messages += header.messages
@@ -207,10 +210,10 @@ class SegmentTally:
             self.min_publish_time = header.publish_time
         if header.publish_time > self.max_publish_time:
             self.max_publish_time = header.publish_time
-        self._last_batch_index = _last_index(header)
+        self._last_batch_index = _last_batch_index_of(header)
 
     def content(self, size: int) -> SegmentContent | None:
-        """Return the counted content, of a file of `size` bytes; None: there is no entry."""
+        """Return the counted content of the segment, whose file has `size` bytes; None: there is no entry."""
         if not self.entries:
             return None
         ledger_id, partition = self._segment.header.ledger_id, self._segment.partition
@@ -230,7 +233,7 @@ class SegmentTally:
 def translating_os_errors(path: Path, verb: str) -> Iterator[None]:
     """Turn an OSError inside the context into the project's error (`storage_error`), which names the file.
 
-    `verb`: what is done with it, for the error's text.
+    `verb`: the attempted action, for the error's text.
     """
     try:
         yield
@@ -239,9 +242,10 @@ def translating_os_errors(path: Path, verb: str) -> Iterator[None]:
 
 
 def storage_error(error: OSError, path: Path, verb: str) -> CompactorError:
-    """Return the project's error for the system's error about a segment's file.
+    """Return the project's error for an OSError about a segment's file: ObjectMissing, StorageFull, Misconfigured or
+    Unavailable.
 
-    `verb`: what was tried, for the text. ObjectMissing, StorageFull, Misconfigured or Unavailable.
+    `verb`: the attempted action, for the error's text.
     """
     what = f"cannot {verb} the segment {path}, {error.strerror or error}"
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):

@@ -40,7 +40,7 @@ _GUESSES = 4096
 
 
 class FrameState(StrEnum):
-    """The credibility of a frame."""
+    """The credibility of a frame that was found in a segment's file."""
 
     VALID = "ok"
     """The frame's checksum is right for its place."""
@@ -73,7 +73,8 @@ class ScannedFrame:
 
 
 class SegmentScan:
-    """A scan of a segment's file; a context manager. `header` None: it cannot be read, and `problem` is the reason."""
+    """A scan of a segment's file, however damaged; a context manager. `header` None: it cannot be read, and `problem`
+    is the reason."""
 
     def __init__(self, path: Path, expected: SegmentHeader | None = None) -> None:
         """Open the file. Raises ObjectMissing, Misconfigured, Unavailable.
@@ -91,7 +92,7 @@ class SegmentScan:
             parsed = read_header(start)
             self.header: SegmentHeader | None = None if isinstance(parsed, str) else parsed
             self.problem = parsed if isinstance(parsed, str) else None
-            self._seed, self._first_offset = self._identity(start)
+            self._seed, self._first_offset = self._seed_and_first_offset(start)
             self._pointers = self._read_index()
 
     def frames(self) -> Iterator[ScannedFrame]:
@@ -100,9 +101,9 @@ class SegmentScan:
             place = FramePosition.first(self._first_offset) if self._seed is not None else None
             position = min(HEADER_BYTES, self.size)
             while position < self.size:
-                frame = self._frame(position, place)
+                frame = self._scan_frame(position, place)
                 if frame.state is FrameState.DAMAGED:
-                    next_position, next_place = self._next_after(position, place)
+                    next_position, next_place = self._next_frame_after(position, place)
                     yield ScannedFrame(frame.state, position, next_position - position, problem=frame.problem)
                     position, place = next_position, next_place
                     continue
@@ -118,13 +119,13 @@ class SegmentScan:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def _frame(self, position: int, place: FramePosition | None) -> ScannedFrame:
+    def _scan_frame(self, position: int, place: FramePosition | None) -> ScannedFrame:
         entry = self._frames.frame_at(position)
         if isinstance(entry, str):
             return ScannedFrame(FrameState.DAMAGED, position, 0, problem=entry)
         data, checksum = entry
-        known = place if place is not None else self._indexed(position)
-        right = known is not None and self._proves(known, data, checksum)
+        known = place if place is not None else self._index_pointer_at(position)
+        right = known is not None and self._checksum_proves(known, data, checksum)
         try:
             header = inspect(data)
         except InvalidRecord as error:
@@ -136,15 +137,18 @@ class SegmentScan:
         entry_id, offset = (known.entry_id, known.offset) if known else (None, None)
         return ScannedFrame(state, position, len(data), entry_id, offset, data, header, checksum=checksum)
 
-    def _proves(self, place: FramePosition, data: bytes, checksum: int) -> bool:
+    def _checksum_proves(self, place: FramePosition, data: bytes, checksum: int) -> bool:
+        """Return whether a frame's checksum proves that its entry was written at a place of this segment."""
         if self._seed is None:
             return False
         return checksum == frame_checksum(self._seed, place.entry_id, place.offset, data)
 
-    def _identity(self, start: bytes) -> tuple[int | None, int]:
-        """Return the CRC32C from which the checksums continue, and the first offset; None: not known.
+    def _seed_and_first_offset(self, start: bytes) -> tuple[int | None, int]:
+        """Return the header's CRC32C, from which the frames' checksums continue, and the first offset; (None, 0): not
+        known.
 
-        For a damaged header the checksum and the file's name are tried: they are right if they prove the first frame.
+        For a damaged header its stored checksum and the file's name are tried: they are right if they prove the first
+        frame.
         """
         if known := self._expected or self.header:
             return known.checksum, known.first_offset
@@ -153,15 +157,15 @@ class SegmentScan:
         if len(start) < HEADER_BYTES or not name.isdecimal() or isinstance(entry, str):
             return None, 0
         self._seed = stored_header_checksum(start)
-        return (self._seed, int(name)) if self._proves(FramePosition.first(int(name)), *entry) else (None, 0)
+        return (self._seed, int(name)) if self._checksum_proves(FramePosition.first(int(name)), *entry) else (None, 0)
 
-    def _indexed(self, position: int) -> FramePosition | None:
-        """Return the index's pointer to exactly that position."""
-        pointer = self._pointer_from(position)
+    def _index_pointer_at(self, position: int) -> FramePosition | None:
+        """Return the sparse index's pointer to exactly that position; None: it has none."""
+        pointer = self._index_pointer_from(position)
         return pointer if pointer is not None and pointer.position == position else None
 
-    def _pointer_from(self, position: int) -> FramePosition | None:
-        """Return the first pointer of the index at or after a position."""
+    def _index_pointer_from(self, position: int) -> FramePosition | None:
+        """Return the first pointer of the sparse index at or after a position; None: it has none."""
         at = bisect_left(self._pointers, position, key=attrgetter("position"))
         return self._pointers[at] if at < len(self._pointers) else None
 
@@ -171,27 +175,27 @@ class SegmentScan:
         with IndexFile(self.path.with_suffix(".index"), self._first_offset, self._seed) as index:
             return sorted(index, key=attrgetter("position"))
 
-    def _next_after(self, damaged: int, place: FramePosition | None) -> tuple[int, FramePosition | None]:
-        """Return the position of the next frame after a damaged one, or the file's end; and its place, if it
-        is known."""
-        if place is not None and (jumped := self._jumped(damaged, place)) is not None:
+    def _next_frame_after(self, damaged: int, place: FramePosition | None) -> tuple[int, FramePosition | None]:
+        """Search for the next frame after a damaged one; return its position, or the file's end, and its place in the
+        segment, if that is known."""
+        if place is not None and (jumped := self._frame_after_damaged(damaged, place)) is not None:
             return jumped.position, jumped
-        pointer = self._pointer_from(damaged + 1)
+        pointer = self._index_pointer_from(damaged + 1)
         limit = self.size
         if pointer is not None:
             entry = self._frames.frame_at(pointer.position)
-            if isinstance(entry, str) or not self._proves(pointer, *entry):
+            if isinstance(entry, str) or not self._checksum_proves(pointer, *entry):
                 pointer = None
             else:
                 limit = pointer.position
-        for position in self._starts(damaged + 1, limit):
-            if self._frame(position, None).state is not FrameState.DAMAGED:
+        for position in self._possible_frame_starts(damaged + 1, limit):
+            if self._scan_frame(position, None).state is not FrameState.DAMAGED:
                 return position, None
         return limit, pointer
 
-    def _jumped(self, damaged: int, place: FramePosition) -> FramePosition | None:
-        """Return the place of the frame after a damaged one, if that one's length is right and the next checksum proves
-        it."""
+    def _frame_after_damaged(self, damaged: int, place: FramePosition) -> FramePosition | None:
+        """Return the place of the frame right after a damaged one; None: the damaged one's length is wrong, or no
+        checksum proves the place."""
         entry = self._frames.frame_at(damaged)
         if isinstance(entry, str):
             return None
@@ -201,12 +205,13 @@ class SegmentScan:
             return None
         for messages in range(1, _GUESSES + 1):
             guess = FramePosition(place.entry_id + 1, place.offset + messages, position)
-            if self._proves(guess, *following):
+            if self._checksum_proves(guess, *following):
                 return guess
         return None
 
-    def _starts(self, start: int, end: int) -> Iterator[int]:
-        """Yield positions at which a frame may begin, by the magic number of its entry."""
+    def _possible_frame_starts(self, start: int, end: int) -> Iterator[int]:
+        """Yield the positions between `start` and `end` at which a frame may begin, by the magic number of its
+        entry."""
         position = start + FRAME_BYTES
         while position < end:
             window = os.pread(self._descriptor, min(_WINDOW, end - position) + 1, position)

@@ -21,7 +21,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.active_segment_file import ActiveSegmentFile, BeforeWrite
 from storage.log.ledger_id_recovery import reserve_lost_ids
-from storage.log.orphan_segments import first_offsets_with_data, header_in, set_aside
+from storage.log.orphan_segments import first_offsets_with_data, read_segment_header, set_aside_files
 from storage.log.segment import FlushPolicy, LocalSegment, SegmentPaths, WriterOptions, translating_os_errors
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
@@ -34,12 +34,12 @@ in memory."""
 _log = logging.getLogger(__name__)
 
 
-class _NotAdopted(Misconfigured):
-    """A file that has lost its row and cannot have one again."""
+class _CannotAdopt(Misconfigured):
+    """The error about a segment file that has lost its database row and cannot have one again."""
 
 
 class SegmentLifecycle:
-    """The open segment of one topic, for the holder of the topic's lease."""
+    """The opening, recovery and closing of one topic's segments, for the holder of the topic's lease."""
 
     def __init__(self, environment: Environment, topic: TopicRecord, lease: Lease) -> None:
         self._metadata, self._clock, self._log = environment.metadata, environment.clock, environment.log
@@ -49,16 +49,20 @@ class SegmentLifecycle:
         self._opened_at = self._clock.now_ms()
 
     def recover(self) -> SegmentWriter | None:
-        """Return the open segment, recovered; None: there is none. Raises ObjectMissing, ObjectDamaged, LeaseHeld."""
-        row = self._open_row()
+        """Recover the segment that the database names as open, and return its writer; None: no segment is open. Raises
+        ObjectMissing, ObjectDamaged, LeaseHeld."""
+        row = self._open_segment_row()
         if row is None:
             return None
         self._opened_at = row.created_at
-        segment = LocalSegment.of(self._log, self._topic, row)
-        return self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(row.ledger_id)))
+        segment = LocalSegment.from_row(self._log, self._topic, row)
+        return self._create_writer(
+            ActiveSegmentFile.recover(segment, self._writer_options, self._open_segment_check(row.ledger_id))
+        )
 
     def adopt_lost_segments(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
-        """Adopt all files after that of `writer`, whose rows are lost; return the writer of the last one.
+        """Adopt the segment files after the segment of `writer` whose database rows are lost; return the writer of the
+        last one.
 
         Return `writer` if there are none; None: no segment is open then. `accept_loss`: set files aside that cannot be
         adopted; otherwise raises Misconfigured or DataLoss for them.
@@ -77,25 +81,28 @@ class SegmentLifecycle:
             self.roll(writer)
             writer = None
             try:
-                writer = self._adopt(SegmentPaths(folder, files[0]), end)
-            except (_NotAdopted, DataLoss):
+                writer = self._adopt_file(SegmentPaths(folder, files[0]), end)
+            except (_CannotAdopt, DataLoss):
                 if not accept_loss:
                     raise
                 for lost in (SegmentPaths(folder, first) for first in files):
                     with translating_os_errors(lost.log, "rename"):
-                        set_aside(lost)
+                        set_aside_files(lost)
         return writer
 
-    def _adopt(self, files: SegmentPaths, end: int) -> SegmentWriter:
-        """Make a file that has lost its row the topic's open segment. Raises Misconfigured, DataLoss, Fenced."""
-        refusal = partial(self._not_adopted, files)
+    def _adopt_file(self, files: SegmentPaths, end: int) -> SegmentWriter:
+        """Make a segment file that has lost its database row the topic's open segment; return its writer. Raises
+        Misconfigured, DataLoss, Fenced."""
+        refusal = partial(self._cannot_adopt_error, files)
         if files.first_offset != end:
             raise refusal(f"the topic ends at offset {end} in the database, so messages in between are missing")
-        header = header_in(files)
+        header = read_segment_header(files)
         if isinstance(header, str) or (header.topic_uid, header.first_offset) != (self._topic.uid, end):
             raise refusal(header if isinstance(header, str) else "its header names another place")
         segment = LocalSegment(files.folder, header, self._topic.name.partition)
-        writer = self._writer(ActiveSegmentFile.recover(segment, self._options, self._checking(None)))
+        writer = self._create_writer(
+            ActiveSegmentFile.recover(segment, self._writer_options, self._open_segment_check(None))
+        )
         try:
             written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
             row = SegmentRecord(header.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
@@ -113,8 +120,8 @@ class SegmentLifecycle:
         )
         return writer
 
-    def _not_adopted(self, files: SegmentPaths, why: str) -> _NotAdopted:
-        return _NotAdopted(
+    def _cannot_adopt_error(self, files: SegmentPaths, why: str) -> _CannotAdopt:
+        return _CannotAdopt(
             f"{files.log} holds messages of {self._topic.name} that the database does not know, and they cannot "
             f"belong to it again: {why}",
             "restore a database that is as new as the log, or accept the loss of the file (docs/operations.md); until "
@@ -127,17 +134,19 @@ class SegmentLifecycle:
         Delete its row if it is empty. No offset is assigned again; the readable entries are sealed when an operator
         accepts the loss (log_manager.py).
         """
-        row = self._open_row()
+        row = self._open_segment_row()
         if row is None:
             return
-        segment = LocalSegment.of(self._log, self._topic, row)
-        with ActiveSegmentFile.locked_damaged_content(segment, self._options, self._checking(row.ledger_id)) as content:
+        segment = LocalSegment.from_row(self._log, self._topic, row)
+        with ActiveSegmentFile.locked_damaged_content(
+            segment, self._writer_options, self._open_segment_check(row.ledger_id)
+        ) as content:
             if content is None:
                 self._metadata.segments.drop_empty(self._lease, row.ledger_id)
             else:
                 self._metadata.segments.roll(self._lease, row.ledger_id, content)
 
-    def _open_row(self) -> SegmentRecord | None:
+    def _open_segment_row(self) -> SegmentRecord | None:
         """Return the row of the open segment, whose file must exist. Raises ObjectMissing, Misconfigured."""
         row = self._metadata.segments.find_open(self._topic.id)
         if row is None:
@@ -151,17 +160,20 @@ class SegmentLifecycle:
             )
         return row
 
-    def open_for(self, entry: bytes) -> SegmentWriter:
-        """Open a new segment that can take `entry`, which is not appended. Raises InvalidRecord, Fenced, LeaseHeld."""
+    def open_segment_for(self, entry: bytes) -> SegmentWriter:
+        """Open a new segment that can take `entry`, and return its writer; the entry is not appended. Raises
+        InvalidRecord, Fenced, LeaseHeld."""
         self._policies = self._metadata.policies.effective(self._topic)
-        self._options.check(entry, self._clock.now_ms())
+        self._writer_options.read_valid_header(entry, self._clock.now_ms())
         first_offset = self._metadata.topics.get(self._topic.name).next_offset
         ledger_id = self._metadata.ledgers.allocate_ids(1)
         now = self._clock.now_ms()
         log_uid = self._log.uid  # before its first file
         row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
-        segment = LocalSegment.of(self._log, self._topic, row)
-        writer = self._writer(ActiveSegmentFile.create(segment, self._options, self._checking(None)))
+        segment = LocalSegment.from_row(self._log, self._topic, row)
+        writer = self._create_writer(
+            ActiveSegmentFile.create(segment, self._writer_options, self._open_segment_check(None))
+        )
         try:
             self._metadata.segments.open(self._lease, row)
             failpoint(Failpoint.SEGMENT_OPENED)
@@ -172,7 +184,8 @@ class SegmentLifecycle:
         return writer
 
     def roll(self, writer: SegmentWriter | None) -> SegmentRecord | None:
-        """Close the writer's segment and return its row; None: `writer` is None, or the segment was empty.
+        """Flush and close the writer's segment, and return its row, which is rolled now; None: `writer` is None, or the
+        segment was empty.
 
         Raises Fenced.
         """
@@ -203,19 +216,20 @@ class SegmentLifecycle:
         )
 
     def is_old(self, writer: SegmentWriter) -> bool:
-        """Return whether the segment has messages and is at least `segment.ms` old."""
+        """Return whether the segment has messages and is at least `segment.ms` old, so that it must be rolled."""
         age = self._clock.now_ms() - self._opened_at
         return writer.messages > 0 and age >= self._policies.segment_ms
 
-    def _writer(self, file: ActiveSegmentFile) -> SegmentWriter:
-        return SegmentWriter(file, self._clock, self._options, self._log.committers)
+    def _create_writer(self, file: ActiveSegmentFile) -> SegmentWriter:
+        return SegmentWriter(file, self._clock, self._writer_options, self._log.committers)
 
-    def _checking(self, ledger_id: int | None) -> BeforeWrite:
-        """Return a check, under the file's lock, that this segment is the open one, or that there is none."""
+    def _open_segment_check(self, ledger_id: int | None) -> BeforeWrite:
+        """Return a check to call under the file's lock: it raises unless `ledger_id` is the topic's open segment; None:
+        unless no segment is open."""
         return lambda: self._metadata.segments.check_open(self._lease, ledger_id)
 
     @property
-    def _options(self) -> WriterOptions:
+    def _writer_options(self) -> WriterOptions:
         flush = FlushPolicy(self._policies.flush_messages, self._policies.flush_ms)
         return WriterOptions(
             flush,

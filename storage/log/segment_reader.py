@@ -34,7 +34,7 @@ _damaged: set[Path] = set()
 
 
 class SegmentReader:
-    """A reader of one segment. `end`: the size of its file, if it is rolled; None: it is open."""
+    """A reader of the entries of one segment. `end`: the size of its file, if it is rolled; None: it is open."""
 
     def __init__(
         self,
@@ -55,68 +55,75 @@ class SegmentReader:
 
         Raises ObjectMissing, ObjectDamaged.
         """
-        with self._opened() as (descriptor, end):
-            start = self._proved(descriptor, end, lambda place: place.offset <= start_offset)
-            frames = self._frames(descriptor, start, end)
+        with self._open_with_end() as (descriptor, end):
+            start = self._last_proved_place(descriptor, end, lambda place: place.offset <= start_offset)
+            frames = self._frame_reader(descriptor, start, end)
             for entry in frames:
                 if frames.offset > start_offset:
                     yield entry
-            self._check(frames)
+            self._check_read_to_end(frames)
 
     def offset_of_entry(self, entry_id: int) -> int:
-        """Return the first offset of the entry of that id; for an id after the last entry, the next offset.
+        """Return the first offset of the entry with an entry id; for an id after the last entry, the offset after the
+        segment's messages.
 
         Raises ObjectMissing, ObjectDamaged.
         """
-        return self._search(lambda place: place.entry_id <= entry_id, lambda entry: entry.entry_id >= entry_id)
+        return self._first_offset_where(
+            lambda place: place.entry_id <= entry_id, lambda entry: entry.entry_id >= entry_id
+        )
 
     def offset_at_time(self, publish_time: int) -> int:
-        """Return the first offset of the first entry published at a time (ms) or later; without one, the next offset.
+        """Return the first offset of the first entry published at a time (ms) or later; without one, the offset after
+        the segment's messages.
 
         Times need not ascend: all entries before it are older, those after it may be. Raises ObjectMissing,
         ObjectDamaged.
         """
-        return self._search(
+        return self._first_offset_where(
             lambda place: place.max_time_before < publish_time, lambda entry: entry.header.publish_time >= publish_time
         )
 
     def last_position(self) -> LogPosition | None:
         """Return the position of the last visible message; None: there is none. Raises ObjectMissing, ObjectDamaged."""
         last: StoredEntry | None = None
-        with self._opened() as (descriptor, end):
-            frames = self._frames(descriptor, self._proved(descriptor, end, lambda _: True), end)
+        with self._open_with_end() as (descriptor, end):
+            frames = self._frame_reader(descriptor, self._last_proved_place(descriptor, end, lambda _: True), end)
             for last in frames:  # noqa: B007  only the last counts
                 pass
-            self._check(frames)
+            self._check_read_to_end(frames)
         if last is None:
             return None
         return self._segment.last_position(last.entry_id, last.offset, last.header)
 
     def high_watermark(self) -> HighWatermark:
-        """Return the readable end of the segment, which is open. Raises ObjectMissing, ObjectDamaged (the header)."""
+        """Return the readable end of an open segment, from its file or, without that, from its frames. Raises
+        ObjectMissing, ObjectDamaged (the header)."""
         watermark = read_high_watermark(self._files.high_watermark, self._seed)
         if watermark is not None:
             return watermark
-        with translating_os_errors(self._files.log, "read"), self._file() as descriptor:
-            return self._end_by_frames(descriptor)
+        with translating_os_errors(self._files.log, "read"), self._open_file() as descriptor:
+            return self._scan_high_watermark(descriptor)
 
-    def _search(self, before: Callable[[FramePosition], bool], matches: Callable[[StoredEntry], bool]) -> int:
-        with self._opened() as (descriptor, end):
-            frames = self._frames(descriptor, self._proved(descriptor, end, before), end)
+    def _first_offset_where(
+        self, before: Callable[[FramePosition], bool], matches: Callable[[StoredEntry], bool]
+    ) -> int:
+        with self._open_with_end() as (descriptor, end):
+            frames = self._frame_reader(descriptor, self._last_proved_place(descriptor, end, before), end)
             for entry in frames:
                 if matches(entry):
                     return entry.offset
-            self._check(frames)
+            self._check_read_to_end(frames)
             return frames.offset
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[int, int]]:
-        """Yield the descriptor of the file, and its readable end."""
-        with translating_os_errors(self._files.log, "read"), self._file() as descriptor:
-            yield descriptor, self._end if self._end is not None else self._visible_end(descriptor)
+    def _open_with_end(self) -> Iterator[tuple[int, int]]:
+        """Open the segment's file inside the context; yield its descriptor, and the position of its readable end."""
+        with translating_os_errors(self._files.log, "read"), self._open_file() as descriptor:
+            yield descriptor, self._end if self._end is not None else self._visible_bytes(descriptor)
 
     @contextmanager
-    def _file(self) -> Iterator[int]:
+    def _open_file(self) -> Iterator[int]:
         descriptor = os.open(self._files.log, os.O_RDONLY | os.O_CLOEXEC)
         try:
             check_header(self._files.log, os.pread(descriptor, HEADER_BYTES, 0), self._header)
@@ -124,17 +131,20 @@ class SegmentReader:
         finally:
             os.close(descriptor)
 
-    def _visible_end(self, descriptor: int) -> int:
+    def _visible_bytes(self, descriptor: int) -> int:
         watermark = read_high_watermark(self._files.high_watermark, self._seed)
         if watermark is None:
             self._files.log.stat()  # raises if the segment was removed since it was opened: then it is not empty
-            watermark = self._end_by_frames(descriptor)
+            watermark = self._scan_high_watermark(descriptor)
         return watermark.visible_bytes
 
-    def _end_by_frames(self, descriptor: int) -> HighWatermark:
-        """Return the end of the last whole frame."""
+    def _scan_high_watermark(self, descriptor: int) -> HighWatermark:
+        """Return the high watermark that the frames show: the end of the last whole frame. A damaged end file is logged
+        once."""
         size = os.fstat(descriptor).st_size
-        frames = self._frames(descriptor, self._proved(descriptor, size, lambda _: True), max(size, HEADER_BYTES))
+        frames = self._frame_reader(
+            descriptor, self._last_proved_place(descriptor, size, lambda _: True), max(size, HEADER_BYTES)
+        )
         for _ in frames:
             pass
         end = HighWatermark(frames.position, frames.position, frames.entry_id, frames.offset)
@@ -149,9 +159,9 @@ class SegmentReader:
             )
         return end
 
-    def _proved(self, descriptor: int, end: int, test: Callable[[FramePosition], bool]) -> FramePosition:
-        """Return the last place of the index that passes `test` and whose frame is valid; else the first
-        frame's place."""
+    def _last_proved_place(self, descriptor: int, end: int, test: Callable[[FramePosition], bool]) -> FramePosition:
+        """Return the last place in the sparse index that passes `test` and whose frame is valid; otherwise the place of
+        the first frame."""
         first_offset = self._header.first_offset
         with IndexFile(self._files.index, first_offset, self._seed) as index:
             place = index.last_where(lambda item: item.position < end and test(item))
@@ -161,10 +171,10 @@ class SegmentReader:
                 return place
         return FramePosition.first(first_offset)
 
-    def _frames(self, descriptor: int, start: FramePosition, end: int) -> FrameReader:
+    def _frame_reader(self, descriptor: int, start: FramePosition, end: int) -> FrameReader:
         return FrameReader(descriptor, self._seed, start, end, self._chunk_bytes)
 
-    def _check(self, frames: FrameReader) -> None:
+    def _check_read_to_end(self, frames: FrameReader) -> None:
         """Raise ObjectDamaged if a read stopped before the end, unless the end itself was lowered meanwhile."""
         if frames.problem is None:
             return

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from storage.advice import Advice, AdviceKind
 from storage.ahead import run_ahead
-from storage.entries.decode import StoredEntry, unpack, unpack_some
+from storage.entries.decode import StoredEntry, unpack, unpack_in_blocks
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.seek import SeekMessageId, SeekOffset, SeekPosition, SeekTime
@@ -69,18 +69,20 @@ _LARGE = {b"large": b""}
 
 
 def mark_budgeted(table: pa.Table) -> pa.Table:
-    """Mark a table, and its slices and filtered copies, as one that holds a part of the budget of large entries."""
+    """Mark a table, and the slices and filtered copies of it, as one whose memory is reserved in the budget of large
+    entries."""
     return table.replace_schema_metadata(_LARGE)
 
 
 def is_budgeted(table: pa.Table) -> bool:
-    """Return whether the table holds a part of the budget until its tables are closed or read further."""
+    """Return whether a table's memory is reserved in the budget of large entries, until its iterator is closed or read
+    further."""
     return bool(table.schema.metadata == _LARGE)
 
 
 @dataclass(frozen=True)
 class SegmentTableReader:
-    """A reader of the segments in one log directory."""
+    """A reader of segments as tables of rows, for one log directory."""
 
     log: LogDirectory
     chunk_bytes: int = CHUNK_BYTES
@@ -88,13 +90,16 @@ class SegmentTableReader:
     def tables(
         self, topic: TopicRecord, segment: SegmentRecord, seek: SeekPosition, after_offset: int = -1
     ) -> Iterator[pa.Table]:
-        """Yield the rows of a segment from `seek` on, and few of those up to an offset; no table is empty."""
-        reader = self._reader(topic, segment)
-        with _naming_remedy(topic, segment):
-            for entries in self._gathered(reader.entries(_first_needed(reader, segment, seek, after_offset))):
-                size = self._decoded_bytes(entries)
+        """Yield the rows of a segment from `seek` on, as tables of which none is empty. Rows up to `after_offset` are
+        left out as far as whole entries are before it."""
+        reader = self._segment_reader(topic, segment)
+        with _adding_loss_advice(topic, segment):
+            for entries in self._group_entries(
+                reader.entries(_first_needed_offset(reader, segment, seek, after_offset))
+            ):
+                size = self._large_entry_bytes(entries)
                 with self.log.decoding.hold(size):
-                    table = self._unpacked(entries, segment.ledger_id)
+                    table = self._table_of(entries, segment.ledger_id)
                     if size:
                         table = mark_budgeted(table)
                     entries.clear()  # not held while the table is read
@@ -106,19 +111,21 @@ class SegmentTableReader:
                         yield table
                     del table
 
-    def _decoded_bytes(self, entries: list[StoredEntry]) -> int:
-        """Return the bytes of a single large entry when decoded; 0: there is no large one."""
+    def _large_entry_bytes(self, entries: list[StoredEntry]) -> int:
+        """Return the decoded bytes of a single large entry, which needs a part of the budget; 0: there is no large
+        one."""
         size = _decoded_size(entries[0]) if len(entries) == 1 else 0
         return size if size > TABLE_BYTES else 0
 
-    def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
+    def _table_of(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
         return unpack(entries, ledger_id)
 
     def all_tables(self, topic: TopicRecord, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
-        """Yield all rows of a segment, some at a time; `SEALED_BYTES` of entries and two tables are held.
+        """Yield all rows of a segment from an entry on, as tables; a thread reads and decodes the next table while the
+        caller uses one.
 
-        `first_offset`: the first offset of an entry, with which to begin. A thread reads and decodes the next table
-        while the caller uses one.
+        `first_offset`: the first offset of the entry with which to begin. `SEALED_BYTES` of entries and two tables are
+        held.
         """
         tables = self._all_tables(topic, segment, first_offset)
         for table in run_ahead(repeat(partial(next, tables, None)), ahead=1):
@@ -127,23 +134,23 @@ class SegmentTableReader:
             yield table
 
     def _all_tables(self, topic: TopicRecord, segment: SegmentRecord, first_offset: int) -> Iterator[pa.Table]:
-        reader = self._reader(topic, segment)
-        with _naming_remedy(topic, segment):
-            for entries in _gathered(reader.entries(first_offset), SEALED_BYTES, SEALED_BYTES, _decoded_size):
-                yield from unpack_some(entries, segment.ledger_id)
+        reader = self._segment_reader(topic, segment)
+        with _adding_loss_advice(topic, segment):
+            for entries in _group_by_size(reader.entries(first_offset), SEALED_BYTES, SEALED_BYTES, _decoded_size):
+                yield from unpack_in_blocks(entries, segment.ledger_id)
 
     def last_position(self, topic: TopicRecord, segment: SegmentRecord) -> LogPosition | None:
         """Return the position of the last visible message of a segment; None: there is none."""
-        with _naming_remedy(topic, segment):
-            return self._reader(topic, segment).last_position()
+        with _adding_loss_advice(topic, segment):
+            return self._segment_reader(topic, segment).last_position()
 
-    def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
-        return _gathered(entries, FIRST_TABLE_BYTES, TABLE_BYTES, _table_size)
+    def _group_entries(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
+        return _group_by_size(entries, FIRST_TABLE_BYTES, TABLE_BYTES, _table_size)
 
-    def _reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
+    def _segment_reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
         self.log.check_is_local(topic.name, segment)
         return SegmentReader(
-            LocalSegment.of(self.log, topic, segment),
+            LocalSegment.from_row(self.log, topic, segment),
             segment.content.size if segment.content else None,
             chunk_bytes=self.chunk_bytes,
         )
@@ -159,13 +166,13 @@ class SegmentEntryReader(SegmentTableReader):
     chunk_bytes: int = CHUNK_BYTES // 2
     data: list[bytes] = field(default_factory=list, compare=False)
 
-    def _gathered(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
-        return _gathered(entries, ENTRIES_BYTES, ENTRIES_BYTES, lambda entry: len(entry.data))
+    def _group_entries(self, entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
+        return _group_by_size(entries, ENTRIES_BYTES, ENTRIES_BYTES, lambda entry: len(entry.data))
 
-    def _decoded_bytes(self, entries: list[StoredEntry]) -> int:
+    def _large_entry_bytes(self, entries: list[StoredEntry]) -> int:
         return 0
 
-    def _unpacked(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
+    def _table_of(self, entries: list[StoredEntry], ledger_id: int) -> pa.Table:
         self.data[:] = [entry.data for entry in entries]
         headers = [entry.header for entry in entries]
         messages = [header.messages for header in headers]
@@ -185,8 +192,9 @@ class SegmentEntryReader(SegmentTableReader):
 
 
 @contextmanager
-def _naming_remedy(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]:
-    """Add the command that accepts the loss to an error of damage: it depends on whether the segment is open."""
+def _adding_loss_advice(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]:
+    """Add the advice how to accept the loss to an error of damage inside the context: it depends on whether the segment
+    is open."""
     try:
         yield
     except DataLoss as error:
@@ -195,8 +203,9 @@ def _naming_remedy(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]
         raise type(error)(error.message, advice) from error
 
 
-def _first_needed(reader: SegmentReader, segment: SegmentRecord, seek: SeekPosition, after_offset: int) -> int:
-    """Return the offset from which on a segment must be read; it may be before `seek`, never after it."""
+def _first_needed_offset(reader: SegmentReader, segment: SegmentRecord, seek: SeekPosition, after_offset: int) -> int:
+    """Return the offset from which on a segment must be read for a seek position; it may be before that position, never
+    after it."""
     first = max(segment.first_offset, after_offset + 1)
     if isinstance(seek, SeekOffset):
         return max(first, seek.offset)
@@ -215,10 +224,11 @@ def _table_size(entry: StoredEntry) -> int:
     return max(ENTRY_BYTES, _decoded_size(entry))
 
 
-def _gathered(
+def _group_by_size(
     entries: Iterator[StoredEntry], first_limit: int, limit: int, size_of: Callable[[StoredEntry], int]
 ) -> Iterator[list[StoredEntry]]:
-    """Yield neighbouring entries together, up to `first_limit` bytes, then more up to `limit`; at least one entry."""
+    """Group neighbouring entries, and yield the groups, of at least one entry: the first has up to `first_limit` bytes,
+    the next ones more, up to `limit`."""
     pending: list[StoredEntry] = []
     size, allowed = 0, min(first_limit, limit)
     for entry in entries:

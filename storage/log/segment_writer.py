@@ -25,7 +25,7 @@ from storage.ledger import rows
 from storage.log.active_segment_file import ActiveSegmentFile
 from storage.log.committers import Committers
 from storage.log.frames import FRAME_BYTES
-from storage.log.group_commit import Done, GroupCommit, PendingAppend, closed_error
+from storage.log.group_commit import Done, GroupCommit, NeedsFlush, PendingAppend, closed_error
 from storage.log.segment import AppendResult, WriterOptions, storage_error
 from storage.metadata.records import SegmentContent
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class SegmentWriter:
-    """The writer of one segment, whose file it takes over. Thread-safe."""
+    """The writer of one open segment, whose file it takes over. Thread-safe."""
 
     def __init__(
         self, file: ActiveSegmentFile, clock: Clock, options: WriterOptions, committers: Committers | None = None
@@ -71,30 +71,31 @@ class SegmentWriter:
         waits: bool = True,
         commits_later: bool = False,
     ) -> PendingAppend:
-        """Assign a place to an entry; `result()` of the returned append waits until it is acknowledged.
+        """Append an entry without waiting for the disk: assign its place, and return the pending append, whose
+        `result()` waits until it is acknowledged.
 
         `on_done` is called, in order, with the entry's position or its error; with it, and with `waits`, `submit` waits
         while too many bytes are pending. `commits_later`: `commit_here` follows. `header`: that of the entry; None: it
         is read. Raises InvalidRecord, and the error that ended the writer.
         """
-        header = self._options.check(entry, self._clock.now_ms(), header)
+        header = self._options.read_valid_header(entry, self._clock.now_ms(), header)
         pending = PendingAppend(self._commits, entry, header, on_done)
-        self._commits.enqueue(pending, self._place, waits=waits, commits_later=commits_later)
+        self._commits.enqueue(pending, self._assign_place, waits=waits, commits_later=commits_later)
         return pending
 
     def commit_here(self) -> None:
-        """Let this thread write and flush what was submitted, if no other does."""
+        """Write and flush the submitted entries in the calling thread, if no other thread does."""
         self._commits.commit_here()
 
     # Content
 
     @property
     def messages(self) -> int:
-        """The number of messages, with pending ones."""
+        """The number of messages in the segment, with pending ones."""
         return self.next_offset - self.first_offset
 
     def content(self) -> SegmentContent | None:
-        """Return the acknowledged content; None: it is empty. Not allowed after a failure."""
+        """Return the acknowledged content of the segment; None: it is empty. Not allowed after a failure."""
         with self._commits.turn():
             assert not self.failed, "a writer that failed does not know what its file holds"
             return self._file.tally.content(self._file.written)
@@ -106,14 +107,15 @@ class SegmentWriter:
 
         Raises the error that keeps them from being durable, also if earlier appends failed with it.
         """
-        self._commits.end(closed_error(f"the segment {self.path} is closed"), drop=False)
+        self._commits.close(closed_error(f"the segment {self.path} is closed"), drop=False)
         if not self.failed:
-            self._commits.guarded(self._flush)
+            self._commits.run_in_turn(self._flush_if_needed)
         elif (refusal := self._commits.refusal) is not None:
             raise refusal.copy()
 
     def close(self) -> None:
-        """Finish, and release the file. Idempotent. Raises as `finish`, but nothing if the writer had failed before."""
+        """Finish the segment as `finish` does, and release its file. Idempotent. Raises as `finish`, but nothing if the
+        writer had failed before."""
         if self._closed:
             return
         failed_before = self.failed
@@ -126,26 +128,26 @@ class SegmentWriter:
             self.release()
 
     def abandon(self, reason: CompactorError | None = None) -> None:
-        """Release the file as it is; pending entries fail with `reason`. For a writer that lost its lease.
+        """Release the segment's file as it is; pending entries fail with `reason`. For a writer that lost its lease.
 
         `reason` None: an error that says that the segment was abandoned.
         """
         if self._closed:
             return
-        self._commits.end(reason or closed_error(f"the segment {self.path} was abandoned"), drop=True)
+        self._commits.close(reason or closed_error(f"the segment {self.path} was abandoned"), drop=True)
         self.release()
 
     def release(self) -> None:
-        """Release the file as it is, without an answer to pending entries. Idempotent."""
+        """Release the segment's file as it is, without an answer to pending entries. Idempotent."""
         with self._commits.turn():
             if self._closed:
                 return
             self._closed = True
             self._file.release()
 
-    # For the queue (group_commit.py: Committer); `_place` for the holder of its lock
+    # For the queue (group_commit.py: CommitTarget); `_assign_place` for the holder of its lock
 
-    def _place(self, pending: PendingAppend) -> None:
+    def _assign_place(self, pending: PendingAppend) -> None:
         messages = pending.header.messages
         if self.messages + messages > rows.MAX_ROWS:
             raise closed_error(f"the segment {self.path} has no offsets left for {messages} more messages")
@@ -161,8 +163,9 @@ class SegmentWriter:
         """The descriptor of the file."""
         return self._file.descriptor
 
-    def write(self, group: list[PendingAppend]) -> bool:
-        """Write entries. Return whether the policy requires a flush before they are acknowledged."""
+    def write_group(self, group: list[PendingAppend]) -> NeedsFlush:
+        """Write pending appends to the file. Return whether the flush policy requires a flush before they are
+        acknowledged."""
         self._file.write(group)
         for pending in group:
             self._unflushed_messages += pending.header.messages
@@ -176,15 +179,15 @@ class SegmentWriter:
     def flush(self) -> None:
         """Flush the file."""
         self._file.flush()
-        self._note_flush()
+        self._reset_unflushed()
 
-    def end_flush(self, error: BaseException | None) -> None:
-        """Note the end of a flush of the file that others did."""
-        self._file.end_flush(error)
-        self._note_flush()
+    def complete_flush(self, error: BaseException | None) -> None:
+        """Record that a flush of the descriptor by another thread has ended. Raises `error`, if any."""
+        self._file.complete_flush(error)
+        self._reset_unflushed()
 
     def publish(self) -> None:
-        """Let readers see what was written, or flushed."""
+        """Make what was written, or flushed, visible to readers."""
         self._file.publish()
 
     def position_of(self, pending: PendingAppend) -> AppendResult:
@@ -192,29 +195,30 @@ class SegmentWriter:
         first = self._file.segment.first_position(pending.entry_id, pending.offset, pending.header)
         return AppendResult(first, pending.header.messages)
 
-    def _flush(self) -> None:
+    def _flush_if_needed(self) -> None:
         if self._file.flushed < self._file.written:
             self.flush()
             self.publish()
 
-    def _note_flush(self) -> None:
+    def _reset_unflushed(self) -> None:
         self._unflushed_messages = 0
         self._unflushed_since = None
         failpoint(Failpoint.ENTRIES_FLUSHED)
 
-    def seconds_to_flush(self) -> float | None:
-        """Return the seconds until the policy's time has passed; None: nothing waits for it."""
+    def seconds_until_flush(self) -> float | None:
+        """Return the seconds until the flush policy requires a flush; None: nothing waits for one."""
         since, ms = self._unflushed_since, self._policy.ms
         if since is None or ms is None:
             return None
         remaining = since + ms - self._clock.now_ms()
         return remaining / 1000 if remaining <= ms else 0.0  # more than the whole interval: the clock was set back
 
-    def break_off(self, error: BaseException) -> CompactorError:
-        """Cut the file back to its acknowledged, or flushed, entries; return the error for all waiting appends."""
+    def stop_writing(self, error: BaseException) -> CompactorError:
+        """End the writer because of an error: cut the file back to its acknowledged, or flushed, entries; return the
+        error for all waiting appends."""
         written = self._file.tally.entries
         self.failed = True
-        end = self._file.cut_back()
+        end = self._file.truncate_to_acknowledged()
         if isinstance(error, CompactorError):
             failure = error.copy()
         elif isinstance(error, OSError):

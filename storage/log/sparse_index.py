@@ -32,7 +32,8 @@ RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 
 
 class FramePosition(NamedTuple):
-    """A frame's place in its segment: the entry's id and first offset, and the position of the frame in the file.
+    """The place of a frame in its segment: entry id and first offset of its entry, and the position of the frame in the
+    file.
 
     `max_time_before`: the largest publish time (ms) of all entries before it.
     """
@@ -49,7 +50,7 @@ class FramePosition(NamedTuple):
 
 
 class SparseIndexBuilder:
-    """A builder of the records of an index, entry by entry, in order.
+    """A builder of the records of a sparse index, from entries that are added in order.
 
     `first_offset`: the segment's; `seed`: its header's CRC32C; `spacing_bytes`: the least distance of two pointers.
     """
@@ -62,7 +63,8 @@ class SparseIndexBuilder:
         self._largest = NO_TIME
 
     def record(self, entry_id: int, offset: int, position: int, publish_time: int) -> bytes:
-        """Return the record of this entry if it gets one, else b""."""
+        """Take the next entry into account; return its encoded index record, or no bytes if it gets none because the
+        last pointer is near."""
         before = self._largest
         if publish_time > before:
             self._largest = publish_time
@@ -74,7 +76,7 @@ class SparseIndexBuilder:
 
 
 class IndexFile:
-    """A segment's index; a context manager. Without a readable file it has no records.
+    """The sparse index file of a segment; a context manager. Without a readable file it has no records.
 
     It is read by binary search: it may be long, and a segment is often opened for one read.
     """
@@ -87,7 +89,7 @@ class IndexFile:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def last_where(self, test: Callable[[FramePosition], bool]) -> FramePosition | None:
-        """Return the last valid record that passes `test`; None: there is none.
+        """Search for the last valid record that passes `test`, and return it; None: there is none.
 
         All records before one that passes must pass. A damaged record counts as failing: the search may then end
         earlier than it could, never later.
@@ -97,7 +99,7 @@ class IndexFile:
         last, low, high = None, 0, os.fstat(self._descriptor).st_size // RECORD_BYTES
         while low < high:
             middle = (low + high) // 2
-            place = self._at(middle)
+            place = self._read_record(middle)
             if place is not None and test(place):
                 last, low = place, middle + 1
             else:
@@ -105,13 +107,13 @@ class IndexFile:
         return last
 
     def __iter__(self) -> Iterator[FramePosition]:
-        """Yield all valid records."""
+        """Yield all valid records of the index."""
         if self._descriptor >= 0:
             for number in range(os.fstat(self._descriptor).st_size // RECORD_BYTES):
-                if (place := self._at(number)) is not None:
+                if (place := self._read_record(number)) is not None:
                     yield place
 
-    def _at(self, number: int) -> FramePosition | None:
+    def _read_record(self, number: int) -> FramePosition | None:
         data = os.pread(self._descriptor, RECORD_BYTES, number * RECORD_BYTES)
         if len(data) < RECORD_BYTES:
             return None

@@ -21,7 +21,7 @@ from storage.environment import Environment
 from storage.errors import CompactorError, ErrorText, LeaseHeld, TopicNotFound
 from storage.failpoints import Failpoint, failpoint
 from storage.file_modes import sync_folder
-from storage.log.orphan_segments import files_set_aside, holds_data, segment_sizes_in, set_aside
+from storage.log.orphan_segments import files_set_aside, holds_data, segment_sizes_in, set_aside_files
 from storage.log.segment import SegmentPaths
 from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import TopicRecord
@@ -29,13 +29,14 @@ from storage.metadata.records import TopicRecord
 
 @dataclass(frozen=True)
 class LogSweep:
-    """A sweep of a log directory. `adopt`: lets a topic adopt the segments that the database has lost."""
+    """A sweep that removes files of a log directory that are no longer needed. `adopt`: lets a topic adopt the segments
+    that the database has lost."""
 
     environment: Environment
     adopt: Callable[[TopicRecord], object]
 
     def remove_files(self, topic: TopicRecord | None, errors: dict[str, ErrorText]) -> int:
-        """Remove files of one topic, or of all if `topic` is None; return the number of segments.
+        """Remove the unneeded segment files of one topic, or of all if `topic` is None; return the number of segments.
 
         `errors` receives the reasons for files that stay, by the topic's name, or by uid for a deleted topic.
         """
@@ -50,7 +51,7 @@ class LogSweep:
         ):
             delay = resolver.resolve(owner).policies.file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
-                with _noted(str(owner.name), errors):
+                with _collecting_disk_errors(str(owner.name), errors):
                     files = SegmentPaths(self.environment.log.topic_folder(owner.uid), segment.first_offset)
                     files.remove()
                     if files.folder.is_dir():
@@ -64,14 +65,14 @@ class LogSweep:
             living = {each.uid: each for each in self.environment.metadata.topics.all()}
             for folder in self.environment.log.topic_folders():
                 owner_now = living.get(folder.name)
-                with _noted(str(owner_now.name) if owner_now else folder.name, errors):
+                with _collecting_disk_errors(str(owner_now.name) if owner_now else folder.name, errors):
                     if owner_now is not None:
                         removed += self._remove_orphans(owner_now, errors)
                     else:
-                        removed += self._remove_deleted(folder, now, errors)
+                        removed += self._remove_deleted_topic(folder, now, errors)
         return removed
 
-    def _remove_deleted(self, folder: Path, now: int, failed: dict[str, ErrorText]) -> int:
+    def _remove_deleted_topic(self, folder: Path, now: int, failed: dict[str, ErrorText]) -> int:
         """Remove the files of a topic that was deleted long enough ago, and then its folder; return the number of
         segments.
 
@@ -86,20 +87,20 @@ class LogSweep:
             return 0
         removed = 0
         for first in segment_sizes_in(folder):
-            with _noted(folder.name, failed):
+            with _collecting_disk_errors(folder.name, failed):
                 SegmentPaths(folder, first).remove()
                 removed += 1
             failpoint(Failpoint.DELETED_SEGMENT_REMOVED)
         with suppress(FileNotFoundError):  # another sweeper removed it
             for file in files_set_aside(folder):
-                with _noted(folder.name, failed):
+                with _collecting_disk_errors(folder.name, failed):
                     file.unlink(missing_ok=True)
         with suppress(OSError):  # it holds a foreign file, or a writer has just created one
             folder.rmdir()
         return removed
 
     def _remove_orphans(self, topic: TopicRecord, failed: dict[str, ErrorText]) -> int:
-        """Remove files below the topic's end whose writer died before their row; return their number.
+        """Remove empty segment files below the topic's end that no database row names; return their number.
 
         Files that hold messages are kept (orphan_segments.py): from the topic's end on they are adopted, below it set
         aside. The end is older than the list of files, and that is older than the rows that are checked: so any file
@@ -113,14 +114,14 @@ class LogSweep:
             files = SegmentPaths(folder, first)
             if first in named or (first >= topic.next_offset and not holds_data(size)):
                 continue
-            with _noted(str(topic.name), failed):
+            with _collecting_disk_errors(str(topic.name), failed):
                 if first >= topic.next_offset:
                     self._try_to_adopt(topic, failed)
                 elif not holds_data(size):
                     files.remove()
                     removed += 1
                 elif files.log.exists():
-                    kept = set_aside(files)
+                    kept = set_aside_files(files)
                     failed[str(topic.name)] = ErrorText(
                         f"{files.log} holds messages and has no row, so the database must be older than the log; it "
                         f"was renamed to {kept.name} (docs/operations.md)"
@@ -137,8 +138,9 @@ class LogSweep:
 
 
 @contextmanager
-def _noted(owner: str, failed: dict[str, ErrorText]) -> Iterator[None]:
-    """Note an error of the disk inside the context for `owner`, and let the sweep continue."""
+def _collecting_disk_errors(owner: str, failed: dict[str, ErrorText]) -> Iterator[None]:
+    """Record an OSError inside the context in `failed`, by `owner`, instead of raising it, so that the sweep
+    continues."""
     try:
         yield
     except OSError as error:

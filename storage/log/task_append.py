@@ -35,9 +35,9 @@ from storage.log.bulk_append import (
     DEFAULT_WAIT_MS,
     BulkAppend,
     BulkAppendResult,
-    check_sizes,
-    check_times,
-    to_rows,
+    check_message_sizes,
+    check_publish_times,
+    to_ledger_rows,
 )
 from storage.log.lease import writer_lease
 from storage.log.log_manager import LogManager
@@ -49,8 +49,9 @@ from storage.owner import new_owner_name
 
 @dataclass(frozen=True)
 class TaskAppend:
-    """The plan of an append. `now`: the publish time (ms) of messages without one. `max_ahead_ms`: how far a publish
-    time may be in the future; None: any. `ledger_bytes`: the logical bytes after which a new ledger begins."""
+    """The plan of an append whose ledgers many tasks write. `now`: the publish time (ms) of messages without one.
+    `max_ahead_ms`: how far a publish time may be in the future; None: any. `ledger_bytes`: the logical bytes after
+    which a new ledger begins."""
 
     topic: TopicRecord
     attempt: Attempt
@@ -60,7 +61,7 @@ class TaskAppend:
 
 
 def begin(environment: Environment, topic: TopicRecord, wait_ms: int = DEFAULT_WAIT_MS) -> TaskAppend:
-    """Begin an append to a topic that no other writer has. Raises LeaseHeld, TopicNotFound.
+    """Begin an append by tasks to a topic that no other writer has; return its plan. Raises LeaseHeld, TopicNotFound.
 
     The lease is not held until the commit: other writers may append in between, and their messages come first.
     """
@@ -74,7 +75,7 @@ def begin(environment: Environment, topic: TopicRecord, wait_ms: int = DEFAULT_W
 def write_ledgers(
     store: ObjectStore, append: TaskAppend, tables: Iterable[pa.Table], task_number: int
 ) -> tuple[LedgerRecord, ...]:
-    """Write the messages of one task, in order, and return their ledgers for the commit.
+    """Write the messages of one task, in order, as sealed ledgers, and return these for the commit.
 
     `tables`: of bulk_append.INPUT_SCHEMA or SOURCE_SCHEMA. Raises InvalidRecord, any store error, and any error of
     `tables`; then the ledgers that were written are deleted.
@@ -84,8 +85,8 @@ def write_ledgers(
     sealer = Sealer(store, topic.uid, topic.name.partition, hasher, append.attempt.attempt_id)
     written: list[LedgerRecord] = []
     try:
-        for _, pieces in groupby(_numbered(tables, append), itemgetter(0)):
-            tables_of_ledger = _rows(map(itemgetter(1), pieces), append.now)
+        for _, pieces in groupby(_number_ledgers(tables, append), itemgetter(0)):
+            tables_of_ledger = _to_ledger_rows(map(itemgetter(1), pieces), append.now)
             written.append(sealer.seal_unplaced(tables_of_ledger, task_number, append.now))
     except BaseException:
         with suppress(CompactorError):
@@ -96,13 +97,14 @@ def write_ledgers(
     return tuple(written)
 
 
-def _numbered(tables: Iterable[pa.Table], append: TaskAppend) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the tables cut at the ends of ledgers, each with the number of its ledger."""
+def _number_ledgers(tables: Iterable[pa.Table], append: TaskAppend) -> Iterator[tuple[int, pa.Table]]:
+    """Cut tables at the ends of ledgers, and yield the pieces, each with the number of its ledger. Raises
+    InvalidRecord."""
     number = count = size = before = 0
     for table in tables:
-        check_times(table, append.now, append.max_ahead_ms)
+        check_publish_times(table, append.now, append.max_ahead_ms)
         sizes = rows.logical_sizes(table)
-        check_sizes(sizes, before)
+        check_message_sizes(sizes, before)
         before += len(table)
         first = 0
         while first < len(table):
@@ -116,18 +118,19 @@ def _numbered(tables: Iterable[pa.Table], append: TaskAppend) -> Iterator[tuple[
             first, count, size = first + taken, count + taken, size + int(filled[taken - 1])
 
 
-def _rows(tables: Iterable[pa.Table], now: int) -> Iterator[pa.Table]:
-    """Yield the messages of one ledger as rows that count from 0."""
+def _to_ledger_rows(tables: Iterable[pa.Table], now: int) -> Iterator[pa.Table]:
+    """Yield the messages of one ledger as rows (rows.SCHEMA), with entry ids and offsets from 0."""
     first = 0
     for table in tables:
-        yield to_rows(table, 0, first, now, first)
+        yield to_ledger_rows(table, 0, first, now, first)
         first += len(table)
 
 
 def commit(
     environment: Environment, append: TaskAppend, ledgers: Sequence[LedgerRecord], wait_ms: int = DEFAULT_WAIT_MS
 ) -> BulkAppendResult:
-    """Append the ledgers of all tasks, in the order of the messages. Without ledgers, only end the attempt.
+    """Commit an append by tasks: append the ledgers of all tasks, in the order of the messages. Without ledgers, only
+    end the attempt.
 
     Raises LeaseHeld, Fenced if the append took too long or was aborted, TopicNotFound, Conflict for a topic that was
     created again, Misconfigured for a task that wrote to another store; then nothing was appended.
@@ -140,7 +143,7 @@ def commit(
     if not ledgers:
         environment.metadata.attempts.finish(append.attempt.attempt_id)
         return BulkAppendResult(())
-    _check_objects(environment.store, append, ledgers)
+    _check_objects_stored(environment.store, append, ledgers)
     # Another service may have the log directory with the open segment; it rolls on request.
     LogManager(environment).roll(topic, wait_ms)
     writer = BulkAppend(environment, topic, Xxh3KeyHasher(topic.hash_seed), new_owner_name(), wait_ms=wait_ms)
@@ -148,8 +151,8 @@ def commit(
         return writer.append_sealed_under(lease, ledgers)
 
 
-def _check_objects(store: ObjectStore, append: TaskAppend, ledgers: Sequence[LedgerRecord]) -> None:
-    """Raise Misconfigured unless all objects are in the driver's store."""
+def _check_objects_stored(store: ObjectStore, append: TaskAppend, ledgers: Sequence[LedgerRecord]) -> None:
+    """Raise Misconfigured unless the objects of all ledgers are in the store of this process."""
     prefix = names.task_ledgers_prefix(append.topic.uid, append.attempt.attempt_id)
     present = {info.name: info.size for info in store.list(prefix)}
     for ledger in ledgers:
@@ -162,7 +165,7 @@ def _check_objects(store: ObjectStore, append: TaskAppend, ledgers: Sequence[Led
 
 
 def abort(environment: Environment, append: TaskAppend) -> None:
-    """End an append, and delete its objects, unless it was committed. Idempotent."""
+    """Abort an append by tasks, and delete its objects, unless it was committed. Idempotent."""
     metadata, store = environment.metadata, environment.store
     metadata.attempts.finish(append.attempt.attempt_id)
     try:

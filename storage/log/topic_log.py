@@ -38,7 +38,7 @@ DEFAULT_WAIT_MS = 30_000
 
 
 class TopicLog:
-    """The writer of one topic: a context manager, inside which it holds the lease. Thread-safe."""
+    """The writer of one topic's log: a context manager, inside which it holds the topic's lease. Thread-safe."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class TopicLog:
             self._segments = SegmentLifecycle(self._environment, self._topic, lease)
             with self._lock:
                 self._writer = self._segments.adopt_lost_segments(self._segments.recover())
-            opening.enter_context(self._polling())
+            opening.enter_context(self._polling_inside())
             self._open = opening.pop_all()
         return self
 
@@ -97,7 +97,7 @@ class TopicLog:
         flush failed and the disk kept the bytes nevertheless.
         """
         with self._lock:
-            pending = self._current(entry).submit(entry)
+            pending = self._writer_for(entry).submit(entry)
             self._appended += 1
         return pending.result()
 
@@ -120,13 +120,14 @@ class TopicLog:
         it is called after every failed entry was answered, and if it raises, nothing is appended.
         """
         with self._lock:
-            writer = self._current(entry)
+            writer = self._writer_for(entry)
             check()  # any failure from here on fails the writer, and with it this entry
             writer.submit(entry, on_done, header=header, waits=not commits_later, commits_later=commits_later)
             self._appended += 1
 
     def commit_here(self) -> None:
-        """Let this thread write and flush the entries that were submitted to be committed later, if no other does.
+        """Write and flush in the calling thread the entries that were submitted to be committed later, if no other
+        thread does.
 
         It waits for few flushes; the kernel does the others (committers.py).
         """
@@ -137,7 +138,8 @@ class TopicLog:
     def submit_at_once(
         self, entry: bytes, on_done: Done, check: Callable[[], object], *, header: EntryHeader | None = None
     ) -> bool:
-        """Do the same as `submit` if it needs neither a disk, the database nor another thread; else return False.
+        """Append an entry as `submit` does if that needs neither a disk, the database nor another thread; return False
+        if it does, and append nothing.
 
         For an event loop. The caller bounds the pending bytes.
         """
@@ -145,9 +147,9 @@ class TopicLog:
             return False
         try:
             writer = self._writer
-            if self._fenced is not None or writer is None or writer.failed or self._open_segments.is_full(writer):
+            if self._fenced is not None or writer is None or writer.failed or self._lifecycle.is_full(writer):
                 return False
-            if not self._environment.log.is_known_to_accept:
+            if not self._environment.log.is_known_to_have_space:
                 return False
             check()
             writer.submit(entry, on_done, header=header, waits=False)
@@ -158,27 +160,28 @@ class TopicLog:
 
     @property
     def is_fenced(self) -> bool:
-        """True if the lease was lost, or the topic deleted."""
+        """True if the log's lease was lost, or its topic deleted."""
         return self._fenced is not None
 
     def roll(self) -> SegmentRecord | None:
-        """Close the open segment; the next append opens another. Returns its row; None: it was empty.
+        """Close the open segment; the next append opens another. Return its row; None: it was empty.
 
         Raises Fenced, TopicNotFound.
         """
         with self._lock:
             self._check_lease()
-            return self._rolled(self._whole() or self._open_segments.recover())
+            return self._roll_writer(self._usable_writer() or self._lifecycle.recover())
 
-    def _rolled(self, writer: SegmentWriter | None) -> SegmentRecord | None:
+    def _roll_writer(self, writer: SegmentWriter | None) -> SegmentRecord | None:
+        """Close the segment of a writer, and report it to `on_rolled`; return its row, or None if it was empty."""
         self._writer = None
-        rolled = self._open_segments.roll(writer)
+        rolled = self._lifecycle.roll(writer)
         if rolled is not None:
             self._on_rolled()
         return rolled
 
     def roll_if_due(self) -> None:
-        """Roll if the segment is old, or a roll was requested. Raises as `roll`.
+        """Roll the open segment if it is old, or a roll was requested. Raises as `roll`.
 
         The log's own thread calls it every `POLL_SECONDS` if it has no renewer.
         """
@@ -187,18 +190,21 @@ class TopicLog:
         if old or self._metadata.segments.is_roll_requested(self._topic.id):
             self.roll()
 
-    def _polling(self) -> AbstractContextManager[object]:
+    def _polling_inside(self) -> AbstractContextManager[object]:
+        """Return a context inside which the log is rolled when that is due, by its renewer or by a thread of its
+        own."""
         if self._renewer is None:
             return Heartbeat(self.roll_if_due, POLL_SECONDS, self._on_fenced)
         return self._renewer.rolling_when_due(
-            self._topic.id, self._idle_and_old, self.roll, self._on_fenced, lambda: self._appended
+            self._topic.id, self._is_old_without_wait, self.roll, self._on_fenced, lambda: self._appended
         )
 
     def _is_old(self) -> bool:
-        return self._writer is not None and self._open_segments.is_old(self._writer)
+        return self._writer is not None and self._lifecycle.is_old(self._writer)
 
-    def _idle_and_old(self) -> bool:
-        """Return the same as `_is_old`, without waiting: the thread that holds the lock checks the age itself."""
+    def _is_old_without_wait(self) -> bool:
+        """Return whether the open segment is old; False if another thread holds the lock: that thread checks the age
+        itself."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -207,30 +213,30 @@ class TopicLog:
             self._lock.release()
 
     @property
-    def _open_segments(self) -> SegmentLifecycle:
+    def _lifecycle(self) -> SegmentLifecycle:
         assert self._segments is not None, "a TopicLog is used inside its `with` statement"
         return self._segments
 
-    def _current(self, entry: bytes) -> SegmentWriter:
-        """Return the open segment with room for an entry. Raises InvalidRecord before it opens a segment for a bad
-        entry."""
+    def _writer_for(self, entry: bytes) -> SegmentWriter:
+        """Return the writer of an open segment with room for an entry; roll the present one, and open another, if
+        needed. Raises InvalidRecord before it opens a segment for a bad entry."""
         self._check_lease()
         self._environment.log.check_space()
-        writer = self._whole()
-        if writer is not None and self._open_segments.is_full(writer):
-            self._rolled(writer)
-            writer = self._writer = self._open_segments.open_for(entry)
+        writer = self._usable_writer()
+        if writer is not None and self._lifecycle.is_full(writer):
+            self._roll_writer(writer)
+            writer = self._writer = self._lifecycle.open_segment_for(entry)
         elif writer is None:
-            writer = self._writer = self._open_segments.recover() or self._open_segments.open_for(entry)
+            writer = self._writer = self._lifecycle.recover() or self._lifecycle.open_segment_for(entry)
         return writer
 
-    def _whole(self) -> SegmentWriter | None:
+    def _usable_writer(self) -> SegmentWriter | None:
         """Return the writer of the open segment, recovered first if it failed; None: no segment is open."""
         writer = self._writer
         if writer is not None and writer.failed:
             self._writer = None
             writer.close()
-            writer = self._writer = self._open_segments.recover()
+            writer = self._writer = self._lifecycle.recover()
         return writer
 
     def _check_lease(self) -> None:
@@ -238,11 +244,12 @@ class TopicLog:
             raise self._fenced.copy()
 
     def _on_fenced(self) -> None:
-        """Abandon the segment at once: its lock blocks the lease's new owner for as long as this log lives.
+        """Abandon the open segment at once, because the lease or the topic is lost: its lock blocks the lease's new
+        owner for as long as this log lives.
 
         Called without the lock by the threads that renew the lease and poll, which `__exit__` waits for.
         """
-        why = self._why_fenced()
+        why = self._fenced_error()
         with self._lock:
             if self._fenced is None:
                 self._fenced = why
@@ -250,7 +257,7 @@ class TopicLog:
             if writer is not None:
                 writer.abandon(self._fenced)
 
-    def _why_fenced(self) -> CompactorError:
+    def _fenced_error(self) -> CompactorError:
         try:
             self._metadata.segments.is_roll_requested(self._topic.id)
         except TopicNotFound as error:

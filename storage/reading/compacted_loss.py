@@ -19,37 +19,36 @@ from storage.objects.interface import ObjectStore
 
 
 @contextmanager
-def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
-    """Make a DataLoss inside the context name the snapshot's compacted ledger, which must exist, and the remedy."""
+def naming_compacted_ledger(snapshot: TopicSnapshot) -> Iterator[None]:
+    """Replace a DataLoss inside the context by one that names the snapshot's compacted ledger, which must exist, and
+    the remedy."""
     try:
         yield
     except DataLoss as error:
         if error.advice is not None and error.advice.kind in LOST_COMPACTED:
             raise  # a context inside this one has named it
-        raise lost_compacted(snapshot, error) from error
+        raise lost_compacted_error(snapshot, error) from error
 
 
-def check_compacted(store: ObjectStore, snapshot: TopicSnapshot) -> None:
-    """Check that the manifest of the snapshot's compacted ledger, if any, is whole, and that its objects are in the
-    store.
-
-    Raises DataLoss, naming the compacted ledger.
-    """
+def check_compacted_ledger(store: ObjectStore, snapshot: TopicSnapshot) -> None:
+    """Raise DataLoss, naming the compacted ledger, unless the manifest of the snapshot's compacted ledger is whole and
+    all its objects are in the store. Without a compacted ledger nothing is checked."""
     if snapshot.compacted is not None:
-        with naming_compacted(snapshot):
+        with naming_compacted_ledger(snapshot):
             check_compacted_objects(store, read_manifest(store, snapshot.compacted.manifest))
 
 
-def lost_compacted(snapshot: TopicSnapshot, error: DataLoss) -> DataLoss:
-    """Return the error of an object as that of the snapshot's compacted ledger, which must exist and needs the
-    object."""
+def lost_compacted_error(snapshot: TopicSnapshot, error: DataLoss) -> DataLoss:
+    """Return the error that the snapshot's compacted ledger cannot be read, made of the error of an object that it
+    needs. The compacted ledger must exist."""
     assert snapshot.compacted is not None
     reason = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
     return type(error)(f"{reason}: {error.message}", lost_compacted_advice(snapshot, error), public=reason)
 
 
 def lost_compacted_advice(snapshot: TopicSnapshot, error: DataLoss) -> Advice:
-    """Return the advice about the snapshot's compacted ledger, which must exist. `error`: that of its lost object."""
+    """Return the advice what to do about the snapshot's compacted ledger, which must exist, after the loss of an
+    object. `error`: that of the lost object."""
     assert snapshot.compacted is not None
     kind = AdviceKind.GIVE_UP_COMPACTED if snapshot.first_offset else AdviceKind.REBUILD_COMPACTED
     lost = error.advice.arguments if error.advice is not None else damaged_object_advice().arguments

@@ -51,7 +51,8 @@ _REMEDY = "read again from earliest, into an empty state"
 
 
 class CompactedReader:
-    """A read with the flag `readCompacted` on, of the topic as it is when the first message is requested."""
+    """A reader of a topic's compacted ledger and then of raw messages (`readCompacted`), of the topic as it is when the
+    first message is requested."""
 
     def __init__(
         self,
@@ -87,9 +88,10 @@ class CompactedReader:
         self._raw = RawReader(environment.store, unsealed, self._take_snapshot, state.start, reset, or_compacted=True)
         self._is_raw = False
         if state.compacted is not None and isinstance(state.start, StartOffset):
-            self._resume(state.compacted, state.start.offset)
+            self._restore_state(state.compacted, state.start.offset)
 
-    def _resume(self, state: CompactedProgress, first: int) -> None:
+    def _restore_state(self, state: CompactedProgress, first: int) -> None:
+        """Continue at the offset `first` with the progress of another read."""
         self._next = SeekOffset(first)
         self._known_to = first - 1 if state.complete_to is None else state.complete_to
         self._known_apart = state.complete_to
@@ -99,15 +101,15 @@ class CompactedReader:
 
     @property
     def state(self) -> ContinuationToken | None:
-        """The state after the last table that was delivered; None: the start is not resolved yet.
+        """The token to continue after the last table that was delivered; None: the start is not resolved yet.
 
-        It is also the state after a first part of that table, but for the start.
+        It is also valid after a first part of that table, with another start.
         """
         if self._next is None:
             return None
         if self._known_to is None:
             return ContinuationToken(start_position_of(self._next))
-        last = _offset_of(self._next) - 1
+        last = _seek_offset(self._next) - 1
         known = self._known_to if self._known_to > last else self._known_apart
         complete_to = known if known is not None and known >= last else None
         compacted = CompactedProgress(self._ledger_id, bool(self._by_event), self._is_raw, complete_to)
@@ -122,7 +124,7 @@ class CompactedReader:
         snapshot: TopicSnapshot | None = None
         while True:
             if not self._is_raw or self._raw.is_gone:
-                snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
+                snapshot = yield from self._read_to_horizon(None if self._is_raw else self._ledger_id)
                 reader = SnapshotReader(self._environment.store, snapshot, self._unsealed)
                 if self._next in (None, NOWHERE, SeekMessageId(LATEST)):  # no message has reached it yet
                     self._next = SeekOffset(reader.end)
@@ -131,7 +133,7 @@ class CompactedReader:
                     self._next = SeekOffset(reader.first_offset)
                 assert self._next is not None
                 self._is_raw = True
-                self._raw.seek(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
+                self._raw.seek(self._next, -1 if self._known_to is None else _seek_offset(self._next) - 1)
             for table in self._raw.tables(snapshot):
                 self._next, self._known_to = SeekOffset(last_offset(table) + 1), last_offset(table)
                 self._known_apart = None
@@ -143,44 +145,50 @@ class CompactedReader:
     def _take_snapshot(self) -> TopicSnapshot:
         return self._environment.metadata.topic_snapshot(self._topic_id)
 
-    def _compacted(self, ledger_id: int | None) -> Generator[pa.Table, None, TopicSnapshot]:
-        """Yield the messages at or below the horizon; return the snapshot in which to continue raw after it.
+    def _read_to_horizon(self, ledger_id: int | None) -> Generator[pa.Table, None, TopicSnapshot]:
+        """Yield the messages of the compacted ledger that serves, up to its horizon; return the snapshot in which to
+        continue raw after it.
 
         `ledger_id`: the compacted ledger to continue in, if it still exists.
         """
         lost: CompactorError | None = None
         lost_ledger: CompactedLedgerRecord | None = None
         while True:
-            with self._pinned(ledger_id) as pinned:
+            with self._pin_inside(ledger_id) as pinned:
                 compacted = pinned.compacted
                 if lost is not None and compacted == lost_ledger:
                     raise lost
                 if self._next is None:
-                    self._next = self._first_bound(pinned.snapshot)
+                    self._next = self._resolve_start(pinned.snapshot)
                 if self._next is None:
                     continue
                 is_read = compacted is None or self._next.surely_begins_after(compacted.horizon)
-                if compacted is not None and is_read and self._known_to is not None and not self._is_another(compacted):
-                    self._pass_horizon(compacted.horizon.offset)  # a page may end at its last message
-                if (is_read or self._is_another(compacted)) and self._raw_has_next(pinned.snapshot):
+                if (
+                    compacted is not None
+                    and is_read
+                    and self._known_to is not None
+                    and not self._changes_ledger(compacted)
+                ):
+                    self._advance_past_horizon(compacted.horizon.offset)  # a page may end at its last message
+                if (is_read or self._changes_ledger(compacted)) and self._raw_has_next(pinned.snapshot):
                     return pinned.snapshot
                 if is_read and compacted == pinned.snapshot.compacted:
-                    raise self._gap(pinned.snapshot)
+                    raise self._gap_error(pinned.snapshot)
                 if compacted is None or is_read:  # the next messages may be in the one that serves
                     ledger_id = None
                     continue
                 try:
-                    yield from self._generation(pinned, compacted)
+                    yield from self._read_compacted_ledger(pinned, compacted)
                     return pinned.snapshot
                 except (DataLoss, Fenced) as error:  # fenced: the pin expired and the compacted ledger was collected
                     lost, lost_ledger, ledger_id = error, compacted, None
 
-    def _first_bound(self, snapshot: TopicSnapshot) -> SeekPosition | None:
-        """Return the seek position of the start.
+    def _resolve_start(self, snapshot: TopicSnapshot) -> SeekPosition | None:
+        """Return the seek position of the read's start, by the snapshot.
 
         None: an object that resolves it is missing, and the topic has changed since the snapshot.
         """
-        reader = self._reader(snapshot)
+        reader = self._snapshot_reader(snapshot)
         try:
             return reader.seek_position(self._start, read_compacted=True)
         except ObjectMissing:
@@ -188,12 +196,14 @@ class CompactedReader:
                 raise
             return None
 
-    def _generation(self, pinned: _Pinned, compacted: CompactedLedgerRecord) -> Iterator[pa.Table]:
+    def _read_compacted_ledger(self, pinned: _PinnedSnapshot, compacted: CompactedLedgerRecord) -> Iterator[pa.Table]:
+        """Yield the remaining messages of a pinned compacted ledger, renew the pin, and continue after its horizon.
+        Raises StateMayBeStale."""
         assert self._next is not None
-        reader = self._reader(replace(pinned.snapshot, compacted=compacted))
+        reader = self._snapshot_reader(replace(pinned.snapshot, compacted=compacted))
         manifest = reader.manifest(compacted)
         by_event = bool(manifest.policies.get("event_time_order"))
-        if self._is_another(compacted):
+        if self._changes_ledger(compacted):
             self._check_nothing_dropped(manifest, by_event)
         self._check_nothing_hidden(manifest, reader.retention)
         known_to, horizon = self._known_to, compacted.horizon.offset
@@ -206,20 +216,20 @@ class CompactedReader:
             self._next = SeekOffset(last + 1)
             self._known_to = max(known_apart, last)
             yield table
-            pinned.renew()
-        self._pass_horizon(horizon)
+            pinned.renew_if_due()
+        self._advance_past_horizon(horizon)
 
-    def _pass_horizon(self, horizon: int) -> None:
-        """Continue after the horizon, and after all that is known: the compacted ledger is read to its end."""
+    def _advance_past_horizon(self, horizon: int) -> None:
+        """Move the read after the horizon, and after all that is known: the compacted ledger is read to its end."""
         if self._known_to is None:
             self._next = SeekOffset(horizon + 1)
         else:
             self._known_to = max(horizon, self._known_to)
-            self._next = SeekOffset(max(_offset_of(self._next), self._known_to + 1))
+            self._next = SeekOffset(max(_seek_offset(self._next), self._known_to + 1))
 
-    def _is_another(self, compacted: CompactedLedgerRecord | None) -> bool:
-        """Return whether messages were delivered, and the read was not in this compacted ledger when it delivered the
-        last."""
+    def _changes_ledger(self, compacted: CompactedLedgerRecord | None) -> bool:
+        """Return whether messages were delivered, and the last of them came from another compacted ledger than this
+        one, or from raw."""
         same = compacted is not None and compacted.ledger_id == self._ledger_id and not self._is_raw
         return self._known_to is not None and not same
 
@@ -248,39 +258,44 @@ class CompactedReader:
         )
 
     def _raw_has_next(self, snapshot: TopicSnapshot) -> bool:
-        """Return whether raw still has the next message, or no message was delivered yet, so that any start serves."""
+        """Return whether raw still has the next message, or no message was delivered yet, so that raw may begin
+        anywhere."""
         assert self._next is not None
         if self._known_to is None:
             return True
-        return SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset <= _offset_of(self._next)
+        return SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset <= _seek_offset(
+            self._next
+        )
 
-    def _gap(self, snapshot: TopicSnapshot) -> StateMayBeStale:
+    def _gap_error(self, snapshot: TopicSnapshot) -> StateMayBeStale:
         """Return the error for a next message that is trimmed and that no compacted ledger replaces."""
         assert self._next is not None
         first = SnapshotReader(self._environment.store, snapshot, self._unsealed).first_offset
         return StateMayBeStale(
-            f"offsets {_offset_of(self._next)} to {first - 1} of {snapshot.topic.name} are gone, perhaps before a "
+            f"offsets {_seek_offset(self._next)} to {first - 1} of {snapshot.topic.name} are gone, perhaps before a "
             "reader has read them, and no compacted ledger replaces them",
             _REMEDY,
         )
 
-    def _reader(self, snapshot: TopicSnapshot) -> SnapshotReader:
+    def _snapshot_reader(self, snapshot: TopicSnapshot) -> SnapshotReader:
         return SnapshotReader(self._environment.store, snapshot, self._unsealed, self._retention(snapshot))
 
     @contextmanager
-    def _pinned(self, ledger_id: int | None) -> Iterator[_Pinned]:
+    def _pin_inside(self, ledger_id: int | None) -> Iterator[_PinnedSnapshot]:
+        """Pin a compacted ledger inside the context, and yield it with a snapshot. `ledger_id`: the preferred one, if
+        it still exists; None: the one that serves."""
         snapshot, pin = self._environment.metadata.pins.take(self._topic_id, self._owner, PIN_TTL_MS, ledger_id)
         if pin is None:
-            yield _Pinned(self._environment.metadata, self._environment.clock, snapshot)
+            yield _PinnedSnapshot(self._environment.metadata, self._environment.clock, snapshot)
             return
         failpoint(Failpoint.PIN_TAKEN)
         with release_ignoring_errors(lambda: self._environment.metadata.pins.release(pin)):
-            yield _Pinned(
-                self._environment.metadata, self._environment.clock, snapshot, pin, self._record_of(pin, snapshot)
+            yield _PinnedSnapshot(
+                self._environment.metadata, self._environment.clock, snapshot, pin, self._pinned_record(pin, snapshot)
             )
         failpoint(Failpoint.PIN_RELEASED)
 
-    def _record_of(self, pin: Pin, snapshot: TopicSnapshot) -> CompactedLedgerRecord | None:
+    def _pinned_record(self, pin: Pin, snapshot: TopicSnapshot) -> CompactedLedgerRecord | None:
         """Return the pinned compacted ledger; None: the pin expired meanwhile, and the ledger was collected."""
         if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
             return snapshot.compacted
@@ -292,8 +307,9 @@ class CompactedReader:
 
 
 @dataclass
-class _Pinned:
-    """A snapshot, and the compacted ledger that is pinned, if any: the one that serves in it, or an older one."""
+class _PinnedSnapshot:
+    """A snapshot, and the compacted ledger that is pinned, if any: the one that serves in the snapshot, or an older
+    one."""
 
     metadata: MetadataStore
     clock: Clock
@@ -301,8 +317,9 @@ class _Pinned:
     pin: Pin | None = None
     compacted: CompactedLedgerRecord | None = None
 
-    def renew(self) -> None:
-        """Renew the TTL if a third of it has passed. Raises Fenced if the compacted ledger was collected meanwhile."""
+    def renew_if_due(self) -> None:
+        """Renew the pin if a third of its TTL has passed. Raises Fenced if the compacted ledger was collected
+        meanwhile."""
         if self.pin is not None and self.clock.now_ms() >= self.pin.expires_at - PIN_TTL_MS * 2 // 3:
             # The pin lasts: while the database is unreachable, collectors cannot run either.
             with suppress(Unavailable):
@@ -310,7 +327,7 @@ class _Pinned:
                 failpoint(Failpoint.PIN_RENEWED)
 
 
-def _offset_of(seek: SeekPosition | None) -> int:
-    """Return the offset of a seek position that is an offset."""
+def _seek_offset(seek: SeekPosition | None) -> int:
+    """Return the offset of a seek position, which must be a position by offset."""
     assert isinstance(seek, SeekOffset)
     return seek.offset

@@ -29,7 +29,7 @@ Source = RawReader | CompactedReader
 
 
 class EntryReader:
-    """One read of entries, which may continue as they arrive. Close it: it may hold a pin."""
+    """A reader of a topic's entries, which may continue as they arrive. Close it: it may hold a pin."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class EntryReader:
         Raises as the source does.
         """
         entries: list[DeliverableEntry] = []
-        before = self._current
+        before = self._current_state
         is_new = False
         while not entries:
             if self._tables is None:
@@ -75,17 +75,18 @@ class EntryReader:
                 continue  # entries may have been appended since that poll began
             if "entry" in table.schema.names:
                 entries += self._builder.remaining()
-                entries += _stored(table, self._unsealed.data)
+                entries += _deliverable_entries(table, self._unsealed.data)
                 self._unsealed.data.clear()  # the page alone holds them from here on
             else:
                 entries += self._builder.add(table)
-                self._leave_large(table)
+                self._close_after_large(table)
         if entries:
             self._before, self._first = before, entries[0].offset
         return entries
 
-    def _leave_large(self, table: pa.Table) -> None:
-        """Close the tables after one with a large message, so that it is not held while the consumer waits.
+    def _close_after_large(self, table: pa.Table) -> None:
+        """Close the source's tables after one with a large message, so that its memory is not held while the consumer
+        waits.
 
         The next read opens them again.
         """
@@ -96,38 +97,40 @@ class EntryReader:
     @property
     def next_offset(self) -> int | None:
         """The offset at which the next read begins, for a reader at the topic's end; None: it is not known yet."""
-        start = self._current.start
+        start = self._current_state.start
         return start.offset if isinstance(start, StartOffset) else None
 
     @property
-    def _current(self) -> ContinuationToken:
+    def _current_state(self) -> ContinuationToken:
         return self._source.state or self._state
 
     def advance_to(self, offset: int) -> None:
-        """Continue at `offset`, for a reader at the topic's end whose caller has delivered all entries before it."""
-        state = self._current
+        """Skip to `offset` in a reader at the topic's end, whose caller has delivered all entries before that offset
+        from elsewhere."""
+        state = self._current_state
         compacted = state.compacted
         if isinstance(self._source, CompactedReader):
             compacted = replace(compacted or CompactedProgress(), is_raw=True, complete_to=None)
-        self._continue(replace(state, start=StartOffset(offset), compacted=compacted))
+        self._reopen_at(replace(state, start=StartOffset(offset), compacted=compacted))
 
     def rewind_to(self, offset: int) -> None:
-        """Continue at an entry of the last read, or at its end, so that the entries from `offset` on are read again.
+        """Go back to an entry of the last read, or to its end, so that the entries from `offset` on are read again.
 
         Entries before `offset` were delivered, the others were not. If a compacted read delivered some entries of the
         last read, its state is that after the last read, except for the offset: its knowledge of its keys ends there
         (R7). If it delivered none of them, its state is that before the last read.
         """
         is_untouched = offset <= self._first
-        state = self._before if is_untouched else self._current
+        state = self._before if is_untouched else self._current_state
         start = state.start
         if isinstance(start, StartOffset):
             start = StartOffset(min(start.offset, offset))
         elif start != EARLIEST or not is_untouched:
             start = StartOffset(offset)
-        self._continue(replace(state, start=start))
+        self._reopen_at(replace(state, start=start))
 
-    def _continue(self, state: ContinuationToken) -> None:
+    def _reopen_at(self, state: ContinuationToken) -> None:
+        """Close the source, and open another that begins at `state`."""
         try:
             self.close()
         finally:
@@ -135,14 +138,15 @@ class EntryReader:
             self._source = self._open_source(state)
 
     def close(self) -> None:
-        """Release the pin, if there is one, and drop what was read ahead. Idempotent."""
+        """Release the source's pin, if there is one, and drop what was read ahead. Idempotent."""
         if self._tables is not None:
             self._tables.close()
             self._tables = None
         self._builder = EntryBuilder()
 
 
-def _stored(table: pa.Table, entries: list[bytes]) -> list[DeliverableEntry]:
+def _deliverable_entries(table: pa.Table, entries: list[bytes]) -> list[DeliverableEntry]:
+    """Return the undecoded entries of a table (segment_tables.ENTRY_SCHEMA) for delivery. `entries`: their bytes."""
     columns = ("ledger_id", "entry_id", "offset", "messages", "entry", "batch_index")
     return [
         DeliverableEntry(

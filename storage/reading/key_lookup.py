@@ -43,7 +43,7 @@ from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import SegmentRecord, TopicSnapshot
 from storage.model import Message, RowsObject
 from storage.objects.interface import ObjectStore
-from storage.reading.compacted_loss import naming_compacted
+from storage.reading.compacted_loss import naming_compacted_ledger
 from storage.reading.newest_offsets import KeySearch
 from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, read_snapshot
 
@@ -75,7 +75,8 @@ def point_read(
     retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Message | None:
-    """Return the newest message of `key`, which may be a tombstone; None: the topic has no message of the key.
+    """Return the newest message of `key` by the key indexes, which may be a tombstone; None: the topic has no message
+    of the key.
 
     `snapshot`: returns the topic as it is now. `now`: the time (ms) against which lateness is checked in event-time
     order (P9). `unsealed`: reads segments. `retention`: returns the filter of a compacted ledger's rows (C2); None: all
@@ -103,7 +104,7 @@ def point_read(
 
 
 class _PointRead:
-    """A search for one key in one snapshot."""
+    """A search for the newest message of one key in one snapshot."""
 
     def __init__(
         self,
@@ -124,35 +125,38 @@ class _PointRead:
         self._hi, self._lo = hi[0], lo[0]
 
     def newest(self) -> Message | None:
+        """Return the newest message of the key; None: there is none, or retention hides it. Raises SearchStopped."""
         if self._key not in self._search.newest():
             raise SearchStopped
         offset = self._search.row_offset(self._key)
         if offset is None:
             return None
         if offset > self._horizon:
-            return self._message(offset)
-        with naming_compacted(self._snapshot):
-            message = self._message(offset)
+            return self._read_message(offset)
+        with naming_compacted_ledger(self._snapshot):
+            message = self._read_message(offset)
         retention = self._reader.retention
         hidden = (
             message is not None and retention is not None and not retention.shows(message.offset, message.publish_time)
         )
         return None if hidden else message
 
-    def _message(self, offset: int) -> Message | None:
-        """Return the message whose last row is at `offset`; None: retention hides one of its chunks."""
-        last = self._row(offset)
+    def _read_message(self, offset: int) -> Message | None:
+        """Read the message whose last row is at `offset`, and join its chunks; None: retention hides one of its
+        chunks."""
+        last = self._read_row(offset)
         if not last.is_chunk:
             return last
-        chunks = [*(self._row(chunk) for chunk in self._chunks_before(offset)), last]
+        chunks = [*(self._read_row(chunk) for chunk in self._earlier_chunk_offsets(offset)), last]
         if (retention := self._reader.retention) is not None:
             compacted = (chunk for chunk in chunks if chunk.offset <= self._horizon)
             if not all(retention.shows(chunk.offset, chunk.publish_time) for chunk in compacted):
                 return None
         return join_chunks(chunks)
 
-    def _chunks_before(self, last: int) -> list[int]:
-        """Return the offsets of the chunks of a chunked message, but for the last one."""
+    def _earlier_chunk_offsets(self, last: int) -> list[int]:
+        """Return the offsets of the chunks of a chunked message without the last one. `last`: the offset of its last
+        chunk."""
         assembled = self._search.tail_messages
         if last <= self._horizon:
             tables = self._manifest.chunks if self._manifest is not None else ()
@@ -168,22 +172,25 @@ class _PointRead:
             is_public=True,
         )
 
-    def _place(self, offset: int) -> _Place:
-        """Return the extent that holds the row of an offset: a part, or a ledger or segment after the horizon."""
+    def _extent_of(self, offset: int) -> _Place:
+        """Return the extent that holds the row of an offset: a part of the compacted ledger, or a ledger or segment
+        after the horizon."""
         if self._manifest is not None and offset <= self._horizon:
-            return _part_at(self._manifest, offset)
+            return _part_rows_at(self._manifest, offset)
         number = bisect_right(self._reader.extents, offset, key=lambda extent: extent.first_offset) - 1
         extent = self._reader.extents[number]
         return extent if isinstance(extent, SegmentRecord) else extent.rows_object
 
-    def _row(self, offset: int) -> Message:
-        place = self._place(offset)
+    def _read_row(self, offset: int) -> Message:
+        """Read the row of an offset as a message. Raises ObjectDamaged if there is none, or if it has another key."""
+        place = self._extent_of(offset)
         where = f"segment {place.ledger_id}" if isinstance(place, SegmentRecord) else place.stored.name
         for table in self._tables_with(place, offset):
             row = table.filter(pc.equal(table.column("offset"), offset))
             if len(row) == 1:
                 (message,) = row_messages(iter(row.to_batches()), self._snapshot.topic.name.partition)
-                return self._checked(message, where)
+                self._check_key(message, where)
+                return message
         raise ObjectDamaged(
             f"{where} has no row of offset {offset}, which its index names", damaged_object_advice(), is_public=True
         )
@@ -198,9 +205,10 @@ class _PointRead:
             if group.first_offset <= offset <= group.last_offset:
                 yield reader.read(number)
 
-    def _checked(self, message: Message, where: str) -> Message:
+    def _check_key(self, message: Message, where: str) -> None:
+        """Raise ObjectDamaged if a row of `where` has another key than the one that is searched."""
         if message.key == self._key:
-            return message
+            return
         raise ObjectDamaged(
             f"the row of offset {message.offset} in {where} has another key than the one whose hash "
             f"led there ({self._hi:016x}{self._lo:016x}): the index is damaged, or two keys share a 128-bit hash",
@@ -208,8 +216,8 @@ class _PointRead:
         )
 
 
-def _part_at(manifest: Manifest, offset: int) -> RowsObject:
-    """Return the part that holds the row of an offset."""
+def _part_rows_at(manifest: Manifest, offset: int) -> RowsObject:
+    """Return the rows object of the part that holds the row of an offset. Raises ObjectDamaged if no part does."""
     number = bisect_right(manifest.parts, offset, key=lambda part: part.first.offset) - 1
     if number < 0 or manifest.parts[number].last.offset < offset:
         raise ObjectDamaged(

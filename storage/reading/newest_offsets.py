@@ -34,7 +34,7 @@ from storage.ledger.manifest import Manifest
 from storage.metadata.records import SegmentRecord
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
-from storage.reading.compacted_loss import naming_compacted
+from storage.reading.compacted_loss import naming_compacted_ledger
 from storage.reading.snapshot_reader import SnapshotReader
 
 _OF_A_KEY = pa.array((int(rows.RowType.MESSAGE), int(rows.RowType.CHUNK)), pa.int8())
@@ -43,7 +43,8 @@ _COLUMNS = ["key", "offset", "event_time"]
 
 @dataclass(frozen=True)
 class NewestOffset:
-    """The newest message of a key; compaction may have removed its row. `is_tombstone`: it deletes the key."""
+    """The offset of the newest message of a key; compaction may have removed its row. `is_tombstone`: the message
+    deletes the key."""
 
     offset: int
     is_tombstone: bool
@@ -58,7 +59,7 @@ def newest_offsets(
     now: int,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Mapping[bytes, NewestOffset | None]:
-    """Return the newest message of each of `keys`, which are distinct.
+    """Search the key indexes for the newest message of each of `keys`, which are distinct; return their offsets by key.
 
     None: the topic has no message of the key, from the offset `first_offset` on. `now`: the time (ms) against which
     lateness is checked in event-time order. `should_stop`: called before each read; once it returns True the search
@@ -71,8 +72,8 @@ def newest_offsets(
 _NO_PLACES = np.empty(0, dtype=np.int64)
 
 
-class _Over(Exception):
-    """The end of a search before its last read."""
+class _StopSearch(Exception):
+    """The signal that ends a search before its last read."""
 
 
 class KeySearch:
@@ -115,60 +116,64 @@ class KeySearch:
         """The chunked messages that end after the horizon, for keys that have chunks there."""
 
     def newest(self) -> Mapping[bytes, NewestOffset | None]:
-        """Search; return the newest message of each key. Keys whose newest message is not known are missing."""
+        """Run the search; return the newest message of each key, None for a key without one. Keys whose newest message
+        is not known are missing."""
         unknown = np.zeros(len(self._keys), dtype=np.bool_)
         try:
             self._search_raw()
-            with naming_compacted(self._reader.snapshot):
+            with naming_compacted_ledger(self._reader.snapshot):
                 self._search_compacted()
-            self._add_chunked()
-        except _Over:
+            self._add_chunked_messages()
+        except _StopSearch:
             unknown |= True if self._by_event else self._offset < 0
             unknown[self._unfinished] = True
             for chunks in self._chunks:
                 unknown |= np.isin(self._hi, chunks["key_hi"])
-        return {key: self._answer(place) for key, place in self._place.items() if not unknown[place]}
+        return {key: self._newest_at(place) for key, place in self._place.items() if not unknown[place]}
 
     def row_offset(self, key: bytes) -> int | None:
-        """Return the offset of the last row of the key's newest message, after `newest`; None: there is no such row."""
+        """Return the offset of the last row of a key's newest message, after `newest`; None: there is no such row."""
         place = self._place[key]
         return int(self._offset[place]) if self._offset[place] >= 0 and not self._removed[place] else None
 
-    def _answer(self, place: int) -> NewestOffset | None:
+    def _newest_at(self, place: int) -> NewestOffset | None:
+        """Return the newest message of the key at a place in the sorted keys; None: no message of the key is known."""
         offset = int(self._offset[place])
         return NewestOffset(offset, bool(self._deletes[place])) if offset >= 0 else None
 
-    def _open(self) -> npt.NDArray[np.int64]:
-        """Return the places of the keys that need a further search: in event-time order all."""
+    def _unresolved_places(self) -> npt.NDArray[np.int64]:
+        """Return the places of the keys that need a further search; in event-time order, of all keys."""
         return np.flatnonzero(self._by_event | (self._offset < 0))
 
-    def _check(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._is_over():
-            raise _Over
+            raise _StopSearch
 
-    def _note(self, place: int, time: int, offset: int, deletes: bool, removed: bool = False) -> None:
-        """Note a message of a key; the newest one stays. `removed`: compaction has removed its row."""
+    def _note_candidate(self, place: int, time: int, offset: int, deletes: bool, removed: bool = False) -> None:
+        """Record a message of a key if it is newer than the one that is recorded. `removed`: compaction has removed its
+        row."""
         time = time if self._by_event else int(NO_EVENT_TIME)
         if (time, offset) > (int(self._time[place]), int(self._offset[place])):
             self._time[place], self._offset[place] = time, offset
             self._deletes[place], self._removed[place] = deletes, removed
 
     def _search_raw(self) -> None:
-        for extent in self._tail():
-            if not len(self._open()):
+        for extent in self._tail_extents():
+            if not len(self._unresolved_places()):
                 return
-            self._check()
+            self._raise_if_stopped()
             if isinstance(extent, SegmentRecord):
-                self._unfinished = self._open()
-                self._scan(self._reader.segment(extent, self._first))
+                self._unfinished = self._unresolved_places()
+                self._scan_tables(self._reader.segment(extent, self._first))
                 self._unfinished = _NO_PLACES
                 if self._first <= extent.first_offset:
                     self._searched.add(extent.ledger_id)
             else:
                 self._search_ledger(extent)
 
-    def _tail(self) -> Iterator[LedgerRecord | SegmentRecord]:
-        """Yield the extents after the horizon that end at the first offset or after it, the newest first."""
+    def _tail_extents(self) -> Iterator[LedgerRecord | SegmentRecord]:
+        """Yield the ledgers and segments after the horizon that end at the first searched offset or after it, the
+        newest first."""
         start = max(self.horizon + 1, self._reader.snapshot.topic.start_offset, self._first)
         for extent in reversed(self._reader.extents):
             if extent.content is not None and extent.content.last_offset < start:
@@ -178,18 +183,18 @@ class KeySearch:
     def _search_ledger(self, ledger: LedgerRecord) -> None:
         start = self._reader.snapshot.topic.start_offset
         first, is_cut = max(self.horizon + 1, start), False
-        for place, time, flagged in self._records(ledger.index, self._open()):
+        for place, time, flagged in self._index_records(ledger.index, self._unresolved_places()):
             offset = flagged & int(OFFSET_MASK)
             if offset >= first:
-                self._note(place, time, offset, bool(flagged & int(TOMBSTONE)))
+                self._note_candidate(place, time, offset, bool(flagged & int(TOMBSTONE)))
             is_cut |= self._by_event and offset < start  # the trimmed winner hides nothing
         if is_cut:
-            self._scan(self._reader.ledger(ledger, first))
-        self._keep_chunks(read_ledger_chunks(self._store, ledger.index))
+            self._scan_tables(self._reader.ledger(ledger, first))
+        self._collect_chunks(read_ledger_chunks(self._store, ledger.index))
         self._searched.add(ledger.ledger_id)
 
-    def _records(self, location: IndexLocation, places: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-        """Yield place, event time and flagged offset of the keys that an index has."""
+    def _index_records(self, location: IndexLocation, places: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Look up keys in a key index; yield place, event time and flagged offset of each key that it has."""
         records = key_index.probe_records(self._store, location, self._hi[places], events=self._by_event)
         if self._by_event:
             records = records.event_winners()
@@ -200,79 +205,80 @@ class KeySearch:
                 flagged = records.offset if records.event_offset is None else records.event_offset
                 yield place, int(time), int(flagged[position])
 
-    def _scan(self, tables: Iterator[pa.Table]) -> None:
+    def _scan_tables(self, tables: Iterator[pa.Table]) -> None:
+        """Search rows for messages and chunks of the keys, and record them."""
         names = pa.array(self._keys, pa.binary())
         for table in tables:
-            self._check()
+            self._raise_if_stopped()
             kinds = pc.is_in(table.column("slot"), value_set=_OF_A_KEY)
             own = table.filter(pc.and_kleene(pc.is_in(table.column("key"), value_set=names), kinds))
-            self._keep_chunks(chunk_records(own, self._hasher))
+            self._collect_chunks(chunk_records(own, self._hasher))
             plain = own.filter(pc.equal(own.column("slot"), int(rows.RowType.MESSAGE)))
             empty = pc.equal(pc.fill_null(pc.binary_length(plain.column("payload")), 0), 0)
             columns = (plain.column(name).to_pylist() for name in _COLUMNS)
             for key, offset, time, deletes in zip(*columns, empty.to_pylist(), strict=True):
-                self._note(self._place[key], NO_EVENT_TIME if time is None else time, offset, deletes)
+                self._note_candidate(self._place[key], NO_EVENT_TIME if time is None else time, offset, deletes)
 
     def _search_compacted(self) -> None:
         if self.manifest is None or self.horizon < self._first:
             return
-        pending = self._open()
+        pending = self._unresolved_places()
         lateness = self.manifest.policies.get("event_time_max_lateness_ms")
         for location in chain.from_iterable(self.manifest.index):
             if not len(pending):
                 return
-            self._check()
+            self._raise_if_stopped()
             hidden = []
-            for place, time, flagged in self._records(location, pending):
+            for place, time, flagged in self._index_records(location, pending):
                 hidden.append(place)  # by the newest level that has the key, even if its marker counts no more
                 is_late = lateness is not None and time <= self._now - lateness
                 if not (self._by_event and is_late and flagged & int(MARKER)):
                     deletes, removed = bool(flagged & int(TOMBSTONE)), bool(flagged & int(MARKER))
-                    self._note(place, time, flagged & int(OFFSET_MASK), deletes, removed)
+                    self._note_candidate(place, time, flagged & int(OFFSET_MASK), deletes, removed)
             pending = np.setdiff1d(pending, hidden)
 
-    def _keep_chunks(self, chunks: Chunks) -> None:
-        """Keep the chunks of the keys."""
+    def _collect_chunks(self, chunks: Chunks) -> None:
+        """Keep those chunks that belong to the searched keys and are after the horizon."""
         start = max(self.horizon + 1, self._reader.snapshot.topic.start_offset)
         own = chunk_table.keyed(chunks) & np.isin(chunks["key_hi"], self._hi)
         own &= offsets(chunks).astype(np.int64) >= start
         if own.any():
             self._chunks.append(chunks[own])
 
-    def _add_chunked(self) -> None:
-        """Note the chunked messages that the tail completes; they may have begun anywhere."""
+    def _add_chunked_messages(self) -> None:
+        """Assemble the chunked messages that end after the horizon, and record them; they may have begun anywhere."""
         if not self._chunks:
             return
         searched = np.concatenate(self._chunks)
         oldest = int(offsets(searched).min())
         self._first = 0
-        for extent in self._tail():
+        for extent in self._tail_extents():
             if extent.first_offset < oldest and extent.ledger_id not in self._searched:
-                self._check()
+                self._raise_if_stopped()
                 if isinstance(extent, LedgerRecord):
-                    self._keep_chunks(read_ledger_chunks(self._store, extent.index))
+                    self._collect_chunks(read_ledger_chunks(self._store, extent.index))
                 else:
                     for table in self._reader.segment(extent):
-                        self._check()
-                        self._keep_chunks(chunk_records(table, self._hasher))
+                        self._raise_if_stopped()
+                        self._collect_chunks(chunk_records(table, self._hasher))
         if self.manifest is not None:
-            with naming_compacted(self._reader.snapshot):
+            with naming_compacted_ledger(self._reader.snapshot):
                 for prefix in np.unique(searched["key_hi"] >> np.uint64(64 - MAX_RANGE_BITS)).tolist():
-                    self._check()
+                    self._raise_if_stopped()
                     hash_range = HashRange(prefix, MAX_RANGE_BITS)
                     self._chunks += chunk_table.read_tables(self._store, self.manifest.chunks, hash_range)
         self.tail_messages = assemble(np.unique(np.concatenate(self._chunks)))
         records = self.tail_messages.records(self.tail_messages.keyed)
         for hi, lo, flagged, time in zip(
-            records.hi.tolist(), records.lo.tolist(), records.offset.tolist(), _times(records), strict=True
+            records.hi.tolist(), records.lo.tolist(), records.offset.tolist(), _event_times(records), strict=True
         ):
             offset = flagged & int(OFFSET_MASK)
             for place in np.flatnonzero((self._hi == np.uint64(hi)) & (self._lo == np.uint64(lo))).tolist():
                 if offset > self.horizon:
-                    self._note(place, time, offset, bool(flagged & int(TOMBSTONE)))
+                    self._note_candidate(place, time, offset, bool(flagged & int(TOMBSTONE)))
 
 
-def _times(records: key_index.IndexRecords) -> list[int]:
+def _event_times(records: key_index.IndexRecords) -> list[int]:
     assert records.event_time is not None, "records of chunked messages have event times"
     times: list[int] = records.event_time.tolist()
     return times

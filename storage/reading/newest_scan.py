@@ -23,7 +23,7 @@ from storage.reading.snapshot_reader import SnapshotReader
 
 @dataclass(frozen=True)
 class NewestScan:
-    """The pieces of the newest values, in order.
+    """A plan to read the newest value of each key: pieces to scan, in order.
 
     `compacted`: has each key at most once. `tail`: has the messages after those, and may have a key often. `newest_of`:
     returns the newest message of each of some keys of the tail; None: that is the last one in the tail.
@@ -34,8 +34,9 @@ class NewestScan:
     newest_of: Callable[[Sequence[bytes]], Mapping[bytes, NewestOffset | None]] | None
 
 
-def plan_newest(store: ObjectStore, reader: SnapshotReader, hasher: KeyHasher, now: int) -> NewestScan:
-    """Return the plan for the topic that `reader` reads. `now`: the time (ms) of the query.
+def plan_newest_scan(store: ObjectStore, reader: SnapshotReader, hasher: KeyHasher, now: int) -> NewestScan:
+    """Return the plan to read the newest value of each key, for the topic that `reader` reads. `now`: the time (ms) of
+    the query.
 
     Raises DataLoss, SegmentNotLocal.
     """

@@ -46,15 +46,15 @@ class ReadLimits:
 
 
 class PageBudget:
-    """The room that a page has left. `is_full`: no more rows fit."""
+    """The number of messages and bytes that still fit into a page. `is_full`: no more rows fit."""
 
     def __init__(self, limits: ReadLimits) -> None:
         self.is_full = limits.messages == 0
         self._messages, self._bytes = limits.messages, limits.bytes
         self._is_empty = True
 
-    def take(self, table: pa.Table) -> int:
-        """Return how many of the first rows of `table` (not empty) fit into the page, and take their room.
+    def take_rows(self, table: pa.Table) -> int:
+        """Return the number of first rows of `table` (not empty) that fit into the page, and reduce the budget by them.
 
         The first row of a page fits, however large it is, unless the limit of messages is 0.
         """
@@ -75,7 +75,7 @@ class PageBudget:
 
 @dataclass(frozen=True)
 class RowsPage:
-    """A page of rows (rows.SCHEMA), and the token of the next one."""
+    """A page of rows (rows.SCHEMA), and the continuation token of the next page."""
 
     batches: list[pa.RecordBatch]
     next: ContinuationToken
@@ -83,14 +83,14 @@ class RowsPage:
 
 @dataclass(frozen=True)
 class MessagesPage:
-    """A page of messages, with chunked messages assembled (P10), and the token of the next one."""
+    """A page of messages, with chunked messages assembled (P10), and the continuation token of the next page."""
 
     messages: list[Message]
     next: ContinuationToken
 
 
 class PageReader:
-    """The pages of one read, by `poll`, `rows`, or once `messages`, `stream` or `stream_rows`.
+    """A reader of a topic page by page, by `poll` or `rows`, or once by `messages`, `stream` or `stream_rows`.
 
     Close it, or read it to its end, so that its pin is released.
     """
@@ -146,16 +146,16 @@ class PageReader:
                 return RowsPage(batches, token)  # the next page raises the error again
             if table is None:
                 return RowsPage(batches, self._source_state())
-            taken = budget.take(table)
+            taken = budget.take_rows(table)
             self._rest = table.slice(taken) if taken < len(table) else None
             if taken:
                 delivered = table.slice(0, taken)
                 batches += delivered.combine_chunks().to_batches()
-                token = self._after_offset(last_offset(delivered))
+                token = self._token_after_offset(last_offset(delivered))
         return RowsPage(batches, token or self._source_state())
 
     def messages(self, limits: ReadLimits) -> MessagesPage:
-        """Return a page as messages. A reader returns only one such page that is not empty.
+        """Return one page of messages, with chunked ones assembled. Call it again only if the page was empty.
 
         Raises as `rows`, if there is no message before the error.
         """
@@ -177,45 +177,46 @@ class PageReader:
         token = None
         with closing(self._source.tables()) as tables:
             for table in tables:
-                self._note(table)
+                self._remember_table_state(table)
                 for row in row_messages(iter(table.to_batches()), self._partition):
                     before = self._chunks.oldest_incomplete
                     whole = self._chunks.add(row) if row.is_chunk else row
                     if whole is not None and whole.offset > self._state.delivered:
-                        size = _size_of(whole)
+                        size = _logical_size(whole)
                         if yielded and remaining_bytes is not None and size > remaining_bytes:
-                            self.next = self._restart(before, row)
+                            self.next = self._token_before(before, row)
                             return
                         yielded += 1
                         remaining_bytes = None if remaining_bytes is None else remaining_bytes - size
-                        self.next = token = self._after(row)
+                        self.next = token = self._token_after(row)
                         yield whole
                         if yielded == limits.messages:
                             return
                     else:
-                        self.next = token = self._after(row)
+                        self.next = token = self._token_after(row)
         self.next = self._source_state() if token is None or self._chunks.oldest_incomplete is None else token
 
     def stream_rows(self, limits: ReadLimits = ReadLimits()) -> Generator[pa.RecordBatch, None, None]:
-        """Yield rows as `stream` yields messages, but each chunk as a row of its own. Call it once.
+        """Yield rows up to the limits or the topic's present end; each chunk of a message is a row of its own. Call it
+        once.
 
-        Raises as `rows`.
+        `next` is the token after the last row that was yielded. Raises as `rows`.
         """
         budget = PageBudget(limits)
-        for batch in limited(self._source.tables(), budget):
-            self.next = self._after_offset(last_offset(batch))
+        for batch in limit_tables(self._source.tables(), budget):
+            self.next = self._token_after_offset(last_offset(batch))
             yield batch
         if not budget.is_full:
             self.next = self._source_state()
 
     def close(self) -> None:
-        """Release the pin, if there is one. Idempotent."""
+        """Release the pin of the compacted ledger, if there is one. Idempotent."""
         if self._tables is not None:
             self._tables.close()
             self._tables = None
 
     def _next_table(self) -> pa.Table | None:
-        """Return the next table; None: the topic's present end."""
+        """Return the next table of the source, or the rest of the last one; None: the topic's present end."""
         if self._rest is not None:
             table, self._rest = self._rest, None
             return table
@@ -230,45 +231,52 @@ class PageReader:
             table = table.replace_schema_metadata(None)
         return table
 
-    def _note(self, table: pa.Table) -> None:
+    def _remember_table_state(self, table: pa.Table) -> None:
+        """Remember the first offset of a table, and the source's state after it, for tokens at messages that are still
+        incomplete."""
         if self._chunks.oldest_incomplete is None:
             self._seen.clear()
         self._seen.append((table.column("offset")[0].as_py(), self._source_state()))
 
-    def _restart(self, oldest: Message | None, row: Message) -> ContinuationToken:
-        """Return the state before `row`, which is not in a page yet. `oldest`: the message that was incomplete before
-        it."""
+    def _token_before(self, oldest: Message | None, row: Message) -> ContinuationToken:
+        """Return the token at which a reader begins with `row`, which is not in a page yet. `oldest`: the message that
+        was incomplete before it."""
         first = row if oldest is None else min((oldest, row), key=lambda message: message.offset)
         delivered = row.offset - 1 if first is not row else -1
-        return replace(self._state_of(first.offset), start=StartOffset(first.offset), delivered=delivered)
+        return replace(self._state_after_table_with(first.offset), start=StartOffset(first.offset), delivered=delivered)
 
-    def _after(self, row: Message) -> ContinuationToken:
-        oldest = self._chunks.oldest_since(row.publish_time - CHUNK_EXPIRY_MS)
+    def _token_after(self, row: Message) -> ContinuationToken:
+        """Return the token after a delivered row; it begins at the oldest incomplete message that has not expired, if
+        there is one."""
+        oldest = self._chunks.oldest_incomplete_since(row.publish_time - CHUNK_EXPIRY_MS)
         if oldest is None:
-            return self._after_offset(row.offset)
-        return replace(self._state_of(oldest.offset), start=StartOffset(oldest.offset), delivered=row.offset)
+            return self._token_after_offset(row.offset)
+        return replace(
+            self._state_after_table_with(oldest.offset), start=StartOffset(oldest.offset), delivered=row.offset
+        )
 
-    def _after_offset(self, offset: int) -> ContinuationToken:
+    def _token_after_offset(self, offset: int) -> ContinuationToken:
         return replace(self._source_state(), start=StartOffset(offset + 1))
 
-    def _state_of(self, offset: int) -> ContinuationToken:
-        """Return the state after the table that holds an offset."""
+    def _state_after_table_with(self, offset: int) -> ContinuationToken:
+        """Return the source's state after the remembered table that holds an offset."""
         return next((state for first, state in reversed(self._seen) if first <= offset), self._seen[0][1])
 
     def _source_state(self) -> ContinuationToken:
-        """Return the state of the source, after its last table."""
+        """Return the state of the source after its last table; before the first one, the state at which the reader
+        began."""
         return self._source.state or self._state
 
 
-def limited(tables: Generator[pa.Table, None, None], budget: PageBudget) -> Generator[pa.RecordBatch, None, None]:
-    """Yield tables as record batches, none empty, until the budget is used up; then close `tables`."""
+def limit_tables(tables: Generator[pa.Table, None, None], budget: PageBudget) -> Generator[pa.RecordBatch, None, None]:
+    """Yield tables as record batches, none empty, until the page's budget is used up; then close `tables`."""
     with closing(tables):
         while not budget.is_full and (table := next(tables, None)) is not None:
-            yield from table.slice(0, budget.take(table)).combine_chunks().to_batches()
+            yield from table.slice(0, budget.take_rows(table)).combine_chunks().to_batches()
 
 
 class RowsBefore(NamedTuple):
-    """Rows before an offset, in ascending order. `has_earlier`: the limits left out earlier rows."""
+    """The last rows before an offset, in ascending order. `has_earlier`: the limits left out earlier rows."""
 
     batches: list[pa.RecordBatch]
     has_earlier: bool
@@ -285,7 +293,7 @@ def rows_before(reader: SnapshotReader, end: int, read_compacted: bool, limits: 
         if budget.is_full:
             return RowsBefore(batches, True)
         last = table if limits.messages is None else table.slice(max(0, len(table) - limits.messages))
-        taken = budget.take(last.take(pa.array(range(len(last) - 1, -1, -1))))  # which begins at the newest row
+        taken = budget.take_rows(last.take(pa.array(range(len(last) - 1, -1, -1))))  # which begins at the newest row
         batches[:0] = last.slice(len(last) - taken).combine_chunks().to_batches()
         if taken < len(table):
             return RowsBefore(batches, True)
@@ -301,7 +309,7 @@ def _tables_before(reader: SnapshotReader, end: int, read_compacted: bool) -> It
     yield from reader.compacted_before(min(end, compacted.horizon.offset + 1), reader.manifest(compacted))
 
 
-def _size_of(message: Message) -> int:
-    """Return the logical size of a message, as storage.ledger.rows.logical_sizes computes it."""
+def _logical_size(message: Message) -> int:
+    """Return the logical size of a message in bytes, as storage.ledger.rows.logical_sizes computes it."""
     properties = sum(len(text.encode()) for item in message.properties.items() for text in item)
     return len(message.key or b"") + len(message.payload or b"") + properties

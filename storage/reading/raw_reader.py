@@ -32,7 +32,7 @@ from storage.reading.snapshot_reader import SnapshotReader
 
 
 class RawReader:
-    """A raw read. `take_snapshot` returns the topic as it is now."""
+    """A reader of a topic's raw messages. `take_snapshot` returns the topic as it is now."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RawReader:
 
     @property
     def state(self) -> ContinuationToken | None:
-        """The state after the last table that was delivered; None: the start is not resolved yet."""
+        """The continuation token after the last table that was delivered; None: the start is not resolved yet."""
         return None if self.next is None else ContinuationToken(start_position_of(self.next))
 
     def seek(self, seek: SeekPosition, delivered_to: int) -> None:
@@ -88,12 +88,12 @@ class RawReader:
             try:
                 if self.next is None:
                     self.next = self._first_seek_position(reader)
-                if self._is_over(reader, self.next):
+                if self._reset_if_trimmed(reader, self.next):
                     return
                 for table in reader.raw(self.next, self._delivered_to):
-                    self._passed(last_offset(table))
+                    self._advance_past(last_offset(table))
                     yield table
-                self._passed(reader.read_to)
+                self._advance_past(reader.read_to)
                 return
             except (ObjectMissing, ObjectDamaged):
                 # A file that was written again under its old name looks damaged to a reader with the old row.
@@ -101,21 +101,23 @@ class RawReader:
                 if snapshot.extents[: len(reader.extents)] == reader.extents:
                     raise
 
-    def _passed(self, offset: int) -> None:
-        """Record that no message up to `offset` is still to be delivered."""
+    def _advance_past(self, offset: int) -> None:
+        """Move the read after `offset`, if it is not there yet: no message up to that offset is still to be
+        delivered."""
         if offset > self._delivered_to:
             self._delivered_to, self.next = offset, SeekOffset(offset + 1)
 
     def _first_seek_position(self, reader: SnapshotReader) -> SeekPosition:
-        """Return the seek position of the start.
+        """Return the seek position of the read's start.
 
         A start that no message has reached yet (latest, a time in the future) is the topic's end.
         """
         seek = reader.seek_position(self._start, read_compacted=False)
         return SeekOffset(reader.end) if self._start == LATEST or seek == NOWHERE else seek
 
-    def _is_over(self, reader: SnapshotReader, seek: SeekPosition) -> bool:
-        """Return whether the read ends because its next message is trimmed. Raises OffsetOutOfRange."""
+    def _reset_if_trimmed(self, reader: SnapshotReader, seek: SeekPosition) -> bool:
+        """Apply the `OffsetReset` of the read if its next message is trimmed; in a compacted read, set `is_gone`
+        instead. Return whether the read ends with that. Raises OffsetOutOfRange."""
         if self._delivered_to + 1 >= reader.first_offset or not reader.is_before_first(seek):
             return False
         compacted = reader.snapshot.compacted

@@ -29,8 +29,8 @@ from storage.log.segment_tables import SegmentTableReader
 from storage.metadata.records import SegmentRecord, TopicSnapshot
 from storage.model import IndexLocation, LedgerRecord, LogPosition
 from storage.objects.interface import ObjectStore
-from storage.reading.compacted_loss import naming_compacted
-from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, between, last_of
+from storage.reading.compacted_loss import naming_compacted_ledger
+from storage.reading.snapshot_reader import RetentionFilter, SnapshotReader, last_position_of, rows_between
 
 END = 2**63 - 1
 """An end after every offset and time."""
@@ -42,7 +42,7 @@ _CHECKED = ("offset", "slot")
 
 @dataclass(frozen=True)
 class ScanRange:
-    """The messages that a scan wants: offsets and publish times (ms) from `first` to before `end`, and keys.
+    """The range of messages that a scan reads: offsets and publish times (ms) from `first` to before `end`, and keys.
 
     `keys` None: all keys, and messages without one.
     """
@@ -56,8 +56,8 @@ class ScanRange:
 
 @dataclass(frozen=True)
 class _Window:
-    """The seek position of a piece (storage/ledger/seek.py), which ends, too. `offsets`: those that may have one of the
-    keys; None: any."""
+    """The range of a scan as a seek position (storage/ledger/seek.py) that also has an end. `offsets`: the offsets that
+    may have one of the keys; None: any."""
 
     range: ScanRange
     offsets: tuple[int, ...] | None = None
@@ -81,7 +81,8 @@ class _Window:
 
 @dataclass(frozen=True)
 class ScanPiece:
-    """A piece of a scan, which can be pickled. `snapshot`: the topic with the one extent that is read, or none.
+    """A piece of a scan, for one task; it can be pickled. `snapshot`: the topic with the one extent that is read, or
+    none.
 
     `part`: of the compacted ledger; None: the extent is read.
     """
@@ -101,14 +102,14 @@ class ScanPiece:
         read = list(dict.fromkeys((*columns, *_CHECKED, *hiding)))
         reader = SnapshotReader(store, self.snapshot, unsealed, self.retention, read)
         tables = reader.raw(self.window) if self.part is None else reader.part(self.part, self.window)
-        for table in _naming_the_plan(tables):
-            table = between(table, self.window.range.first_offset, self.window.range.end_offset)
+        for table in _explaining_missing_objects(tables):
+            table = rows_between(table, self.window.range.first_offset, self.window.range.end_offset)
             if len(table) and "slot" not in columns:
-                self._check(table)
+                self._check_only_messages(table)
             if len(table):
                 yield table.select(list(columns))
 
-    def _check(self, table: pa.Table) -> None:
+    def _check_only_messages(self, table: pa.Table) -> None:
         other = np.flatnonzero(table.column("slot").to_numpy() != int(rows.RowType.MESSAGE))
         if len(other):
             row = int(other[0])
@@ -119,8 +120,9 @@ class ScanPiece:
             )
 
 
-def _naming_the_plan(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the tables. An object that is missing was probably replaced, sealed or trimmed since the plan."""
+def _explaining_missing_objects(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the tables unchanged; turn ObjectMissing into Unavailable, since a missing object was probably replaced,
+    sealed or trimmed after the plan."""
     try:
         yield from tables
     except ObjectMissing as error:
@@ -146,7 +148,8 @@ def plan_scan(
     resumes: bool = False,
     known_ledger_id: int | None = None,
 ) -> list[ScanPiece]:
-    """Return the pieces of a topic, in the order of its messages; the topic's present end is the end of the scan.
+    """Divide a read of a topic into pieces for tasks; return them in the order of messages. The topic's present end is
+    the end of the scan.
 
     `reader`: of the topic as it is now. `read_compacted`: the parts of the compacted ledger, then raw after its
     horizon. `resumes`: an earlier scan has read all messages before the first offset, so nothing may be missing from
@@ -157,7 +160,7 @@ def plan_scan(
     snapshot = reader.snapshot
     if scan_range.end_offset > snapshot.topic.next_offset:
         scan_range = replace(scan_range, end_offset=min(scan_range.end_offset, reader.end))
-    plan = _Plan(store, replace(snapshot, ledgers=(), segments=()), scan_range, reader.retention, None)
+    plan = _ScanPlanner(store, replace(snapshot, ledgers=(), segments=()), scan_range, reader.retention, None)
     if scan_range.keys is not None and len(scan_range.keys) <= MAX_KEYS:
         hi, lo = hasher(pa.array(sorted(scan_range.keys), pa.binary()))
         order = np.lexsort((lo, hi))
@@ -168,14 +171,14 @@ def plan_scan(
     if read_compacted:
         manifest = _usable_manifest(reader, first, resumes=resumes, known_ledger_id=known_ledger_id)
     if manifest is not None:
-        with naming_compacted(snapshot):
-            pieces += plan.compacted(manifest)
+        with naming_compacted_ledger(snapshot):
+            pieces += plan.compacted_pieces(manifest)
         first = manifest.horizon.offset + 1
     if resumes and first < min(reader.first_offset, scan_range.end_offset):
-        raise _trimmed(reader, first, read_compacted=read_compacted)
+        raise _trimmed_error(reader, first, read_compacted=read_compacted)
     plan = replace(plan, range=replace(scan_range, first_offset=first))
     for extent in snapshot.extents:
-        pieces += plan.raw(extent)
+        pieces += plan.raw_pieces(extent)
     return pieces
 
 
@@ -194,14 +197,15 @@ def compacted_ledger_of_scan(
 def _usable_manifest(
     reader: SnapshotReader, first_offset: int, *, resumes: bool, known_ledger_id: int | None
 ) -> Manifest | None:
-    """Return the manifest of the compacted ledger, if a scan from an offset reads it, and may miss nothing there.
+    """Return the manifest of the compacted ledger for a scan from an offset; None: the scan does not read that ledger,
+    or might miss messages in it.
 
-    It has the newest value or deletion, at that offset or later, of each key that was read before.
+    A usable one has the newest value or deletion, at that offset or later, of each key that was read before.
     """
     compacted = reader.snapshot.compacted
     if compacted is None or first_offset > compacted.horizon.offset:
         return None
-    with naming_compacted(reader.snapshot):
+    with naming_compacted_ledger(reader.snapshot):
         manifest = reader.manifest(compacted)
     if not resumes or first_offset == 0:
         return manifest
@@ -211,7 +215,7 @@ def _usable_manifest(
     return manifest if is_complete or compacted.ledger_id == known_ledger_id else None
 
 
-def _trimmed(reader: SnapshotReader, offset: int, *, read_compacted: bool) -> CompactorError:
+def _trimmed_error(reader: SnapshotReader, offset: int, *, read_compacted: bool) -> CompactorError:
     name, first = reader.snapshot.topic.name, reader.first_offset
     what = f"offsets {offset} to {first - 1} of {name} are trimmed, and were not read"
     if read_compacted:
@@ -223,8 +227,9 @@ def _trimmed(reader: SnapshotReader, offset: int, *, read_compacted: bool) -> Co
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The choice of pieces. `hashes`: the high and low halves of the hashes of the wanted keys, ascending."""
+class _ScanPlanner:
+    """The choice of the pieces of a scan. `hashes`: the high and low halves of the hashes of the requested keys,
+    ascending."""
 
     store: ObjectStore
     snapshot: TopicSnapshot
@@ -232,9 +237,10 @@ class _Plan:
     retention: RetentionFilter | None
     hashes: tuple[U64, U64] | None
 
-    def compacted(self, manifest: Manifest) -> Iterator[ScanPiece]:
-        """Yield the pieces of a compacted ledger. A chunked message is in no index, so its topic is read whole."""
-        offsets = None if self.hashes is None or manifest.chunks else self._newest(manifest)
+    def compacted_pieces(self, manifest: Manifest) -> Iterator[ScanPiece]:
+        """Yield the pieces of a compacted ledger that may have a requested message. One with chunked messages is not
+        searched by keys: they are in no index."""
+        offsets = None if self.hashes is None or manifest.chunks else self._newest_row_offsets(manifest)
         for part in manifest.parts:
             window = self.range.first_time <= part.max_publish_time and part.min_publish_time < self.range.end_time
             if not window or not self._overlaps(part.first.offset, part.last.offset):
@@ -248,19 +254,20 @@ class _Plan:
                     continue
             yield ScanPiece(self.snapshot, _Window(self.range, own), part, self.retention)
 
-    def _newest(self, manifest: Manifest) -> list[int]:
-        """Return the offsets of the rows of the wanted keys: the newest level that has a key decides."""
+    def _newest_row_offsets(self, manifest: Manifest) -> list[int]:
+        """Return the offsets of the newest rows of the requested keys in a compacted ledger: the newest level that has
+        a key decides."""
         by_event = bool(manifest.policies.get("event_time_order"))
         newest: dict[int, int] = {}
         for level in manifest.index:
             for location in level:
-                for place, flagged in self._records(location, by_event):
+                for place, flagged in self._index_records(location, by_event):
                     newest.setdefault(place, flagged)
         return sorted(flagged & int(OFFSET_MASK) for flagged in newest.values() if not flagged & int(MARKER))
 
-    def raw(self, extent: LedgerRecord | SegmentRecord) -> Iterator[ScanPiece]:
-        """Yield the piece of a ledger or segment, if it may have a wanted message."""
-        last = last_of(extent)
+    def raw_pieces(self, extent: LedgerRecord | SegmentRecord) -> Iterator[ScanPiece]:
+        """Yield the piece of a ledger or segment, if it may have a requested message."""
+        last = last_position_of(extent)
         if not self._overlaps(extent.first_offset, END if last is None else last.offset):
             return
         if isinstance(extent, SegmentRecord):
@@ -268,14 +275,18 @@ class _Plan:
             return
         if extent.max_publish_time < self.range.first_time or extent.min_publish_time >= self.range.end_time:
             return
-        if self.hashes is None or len(read_ledger_chunks(self.store, extent.index)) or any(self._records(extent.index)):
+        if (
+            self.hashes is None
+            or len(read_ledger_chunks(self.store, extent.index))
+            or any(self._index_records(extent.index))
+        ):
             yield ScanPiece(replace(self.snapshot, ledgers=(extent,)), _Window(self.range))
 
     def _overlaps(self, first: int, last: int) -> bool:
         return first < self.range.end_offset and last >= self.range.first_offset
 
-    def _records(self, location: IndexLocation, by_event: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield the places of the wanted keys that an index has, and their flagged offsets."""
+    def _index_records(self, location: IndexLocation, by_event: bool = False) -> Iterator[tuple[int, int]]:
+        """Look up the requested keys in a key index; yield the place and the flagged offset of each key that it has."""
         assert self.hashes is not None
         hi, lo = self.hashes
         records = key_index.probe_records(self.store, location, hi, events=by_event)

@@ -43,7 +43,7 @@ from storage.model import EARLIEST, LATEST, LedgerRecord, LogPosition, MessageId
 from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
 from storage.positions import StartOffset, StartPosition, StartTime
-from storage.reading.compacted_loss import naming_compacted
+from storage.reading.compacted_loss import naming_compacted_ledger
 
 Value = TypeVar("Value")
 
@@ -64,11 +64,11 @@ class RetentionFilter:
     not_before_ms: int | None = None
 
     def shows(self, offset: int, publish_time: int) -> bool:
-        """Return whether a compacted message is visible."""
+        """Return whether a compacted message with this offset and publish time (ms) is visible."""
         return offset >= self.start_offset and (self.not_before_ms is None or publish_time >= self.not_before_ms)
 
-    def apply(self, table: pa.Table) -> pa.Table:
-        """Return the visible rows of a table; the result may be empty.
+    def visible_rows(self, table: pa.Table) -> pa.Table:
+        """Return the rows of a table of compacted messages that are visible; there may be none.
 
         The table needs the columns `offset`, ascending, and `publish_time`.
         """
@@ -82,13 +82,13 @@ class RetentionFilter:
         return table.filter(pc.greater_equal(table.column("publish_time"), self.not_before_ms))
 
     def hides_all(self, part: Part) -> bool:
-        """Return whether all messages of a part are hidden, so that it need not be read."""
+        """Return whether all messages of a part of the compacted ledger are hidden, so that it need not be read."""
         if part.last.offset < self.start_offset:
             return True
         return self.not_before_ms is not None and part.max_publish_time < self.not_before_ms
 
     def may_hide_after(self, offset: int, parts: Sequence[Part]) -> bool:
-        """Return whether a live row of `parts` with an offset after `offset` may be hidden."""
+        """Return whether a live row of these parts of a compacted ledger, after an offset, may be hidden."""
         later = [part for part in parts if part.last.offset > offset]
         if not later or self.start_offset > offset + 1:
             return bool(later)
@@ -97,7 +97,8 @@ class RetentionFilter:
 
 
 def retention_filter(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
-    """Return the filter of a topic with these policies at the time `now` (ms); None: everything is visible.
+    """Return the filter of compacted messages for a topic with these policies at the time `now` (ms); None: everything
+    is visible.
 
     `start_offset`: the topic's; rows below it are hidden.
     """
@@ -110,7 +111,7 @@ def retention_filter(policies: TopicPolicies, start_offset: int, now: int) -> Re
 
 
 class SnapshotReader:
-    """A reader of one `TopicSnapshot`.
+    """A reader of the messages in one snapshot of a topic.
 
     `retention`: hides rows of the compacted ledger (C2); None: hides none.
     """
@@ -137,31 +138,31 @@ class SnapshotReader:
         self.read_to = -1
         """The last offset that `raw` has passed, including rows that no reader gets."""
 
-    def of_columns(self, columns: Sequence[str]) -> SnapshotReader:
+    def with_columns(self, columns: Sequence[str]) -> SnapshotReader:
         """Return a reader of the same snapshot that reads only some columns of sealed ledgers and parts."""
         return SnapshotReader(self._store, self.snapshot, self.unsealed, self.retention, columns)
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first raw message; of the next message, if there is none."""
+        """The offset of the topic's first raw message; of the next message, if there is none."""
         return self.snapshot.first_offset
 
     def first_message_id(self) -> MessageId | None:
-        """Return the id of the first raw message; None: there is none."""
+        """Return the id of the topic's first raw message; None: there is none."""
         for table in self.raw(SeekOffset(0)):
             return rows.message_id(table, 0, self.snapshot.topic.name.partition)
         return None
 
     @property
     def end(self) -> int:
-        """The end of the topic: the offset of the next raw message. Raises SegmentNotLocal."""
+        """The end of the topic: the offset that its next raw message gets. Raises SegmentNotLocal."""
         last = self.last_position()
         return max(last.offset + 1 if last else 0, self.snapshot.topic.next_offset)
 
     def last_position(self) -> LogPosition | None:
         """Return the position of the last raw row, also of one that no reader gets; None: there is none."""
         for extent in reversed(self.extents):
-            last = last_of(extent)
+            last = last_position_of(extent)
             if last is None and isinstance(extent, SegmentRecord):
                 last = self.unsealed.last_position(self.snapshot.topic, extent)
             if last is not None:
@@ -187,18 +188,18 @@ class SnapshotReader:
         return 0 <= start.batch_index < first.batch_index
 
     def is_start_after_end(self, start: StartPosition) -> bool:
-        """Return whether a start is after the position of the next message. A publish time never is.
+        """Return whether a start position is after the position of the topic's next message. A publish time never is.
 
         No segment is read for a start within sealed ledgers and rolled segments. Raises SegmentNotLocal.
         """
         if isinstance(start, StartTime):
             return False
-        if any(last_of(extent) is not None and may_read_extent(start, extent) for extent in self.extents):
+        if any(last_position_of(extent) is not None and may_read_extent(start, extent) for extent in self.extents):
             return False
         return start.offset > self.end if isinstance(start, StartOffset) else self._is_id_after_end(start)
 
     def _is_id_after_end(self, start: MessageId) -> bool:
-        """Return whether an id is larger than that of the next message can be."""
+        """Return whether a message id is larger than that of the topic's next message can be."""
         if start in (EARLIEST, LATEST):
             return False
         last, compacted = self.last_position(), self.snapshot.compacted
@@ -214,7 +215,8 @@ class SnapshotReader:
         return self.end == 0  # of what was truncated no id is known any more
 
     def seek_position(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
-        """Return the seek position of `start`; for a time, that of the first message published then or later.
+        """Convert a start position to a seek position; for a time, to that of the first message published then or
+        later.
 
         NOWHERE: there is no such message. `read_compacted`: search the compacted ledger first. Raises ObjectMissing,
         ObjectDamaged, SegmentNotLocal.
@@ -228,7 +230,7 @@ class SnapshotReader:
             for table in self.compacted(seek, self.manifest(compacted)):
                 return SeekOffset(table.column("offset")[0].as_py())
         # The largest time up to each extent only grows, however producers' clocks differ: it can be searched.
-        newest = list(accumulate((_newest_of(extent) for extent in self.extents), max))
+        newest = list(accumulate((_max_publish_time(extent) for extent in self.extents), max))
         candidates = self.extents[bisect_left(newest, start.publish_time) :]
         for table in self._raw(candidates, seek, after):
             return SeekOffset(table.column("offset")[0].as_py())
@@ -244,11 +246,11 @@ class SnapshotReader:
         return None
 
     def manifest(self, compacted: CompactedLedgerRecord) -> Manifest:
-        """Read the manifest of the compacted ledger from the store, at each call.
+        """Read the manifest of the compacted ledger from the store, at each call, and return it.
 
         `compacted`: the snapshot's record of it. Raises DataLoss, naming the compacted ledger.
         """
-        with naming_compacted(self.snapshot):
+        with naming_compacted_ledger(self.snapshot):
             return read_manifest(self._store, compacted.manifest)
 
     def compacted(self, seek: SeekPosition, manifest: Manifest) -> Iterator[pa.Table]:
@@ -266,9 +268,11 @@ class SnapshotReader:
         """
         if seek.surely_begins_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
             return
-        with naming_compacted(self.snapshot):
+        with naming_compacted_ledger(self.snapshot):
             for table in self._groups_from(part.rows, seek, read_deleted(self._store, part), part.first.offset):
-                if len(table := _from(seek, table if self.retention is None else self.retention.apply(table))):
+                if len(
+                    table := _rows_from(seek, table if self.retention is None else self.retention.visible_rows(table))
+                ):
                     yield table
 
     def raw(self, seek: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
@@ -283,7 +287,7 @@ class SnapshotReader:
     ) -> Iterator[pa.Table]:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
         for extent in extents:
-            last = last_of(extent)
+            last = last_position_of(extent)
             if last is not None and (seek.surely_begins_after(last) or last.offset <= after):
                 continue
             if isinstance(extent, LedgerRecord):
@@ -291,10 +295,10 @@ class SnapshotReader:
             else:
                 tables = self.unsealed.tables(self.snapshot.topic, extent, seek, after)
             for table in tables:
-                table = _from(SeekOffset(after + 1), table)
-                if len(passed := _from(seek, table)):
+                table = _rows_from(SeekOffset(after + 1), table)
+                if len(passed := _rows_from(seek, table)):
                     self.read_to = passed.column("offset")[-1].as_py()
-                if len(table := _from(seek, deliverable(table))):
+                if len(table := _rows_from(seek, deliverable_rows(table))):
                     yield table
             if last is not None:
                 self.read_to = last.offset
@@ -306,7 +310,7 @@ class SnapshotReader:
         """
         first = max(after_offset + 1, self.snapshot.topic.start_offset)
         for extent in reversed(self.extents):
-            last = last_of(extent)
+            last = last_position_of(extent)
             if last is not None and last.offset < first:
                 return
             if extent.first_offset >= end:
@@ -315,21 +319,26 @@ class SnapshotReader:
                 tables = self._groups_before(extent.rows_object, end)
             else:
                 windows = self.segment_windows_backwards(extent, first, end, WINDOW // 16)
-                tables = (deliverable(table) for window in windows for table in reversed(window))
+                tables = (deliverable_rows(table) for window in windows for table in reversed(window))
             for table in tables:
-                if len(messages := between(table, first, end)):
+                if len(messages := rows_between(table, first, end)):
                     yield messages
                 if len(table) and table.column("offset")[0].as_py() < first:
                     return
 
     def compacted_before(self, end: int, manifest: Manifest) -> Iterator[pa.Table]:
-        """Yield the messages of the compacted ledger before an offset, the newest table first; none is empty."""
-        with naming_compacted(self.snapshot):
+        """Yield the visible messages of the compacted ledger before an offset, the newest table first; none is
+        empty."""
+        with naming_compacted_ledger(self.snapshot):
             for part in reversed(manifest.parts):
                 if part.first.offset >= end or (self.retention is not None and self.retention.hides_all(part)):
                     continue
                 for table in self._groups_before(part.rows, end, read_deleted(self._store, part), part.first.offset):
-                    if len(table := between(table if self.retention is None else self.retention.apply(table), 0, end)):
+                    if len(
+                        table := rows_between(
+                            table if self.retention is None else self.retention.visible_rows(table), 0, end
+                        )
+                    ):
                         yield table
 
     def segment_windows_backwards(
@@ -352,7 +361,7 @@ class SnapshotReader:
         for table in self.segment(segment, start):
             if table.column("offset")[0].as_py() >= stop:
                 return
-            yield between(table, start, stop)
+            yield rows_between(table, start, stop)
 
     def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
         """Yield all rows of one of the snapshot's segments, from `first_offset` on, also those that no reader gets.
@@ -366,7 +375,7 @@ class SnapshotReader:
         """Yield the messages of one of the snapshot's ledgers from `first_offset` on; no table is empty."""
         seek = SeekOffset(first_offset)
         for table in self._groups_from(ledger.rows_object, seek):
-            if len(table := _from(seek, table)):
+            if len(table := _rows_from(seek, table)):
                 yield table
 
     def _groups_from(
@@ -376,7 +385,7 @@ class SnapshotReader:
         deleted: BitMap | None = None,
         first_offset: int = 0,
     ) -> Iterator[pa.Table]:
-        """Yield the messages of the row groups that may hold any from `seek` on, a table each; none is empty.
+        """Yield the messages of an object's row groups that may hold any from `seek` on, a table each; none is empty.
 
         The first tables may begin before it. `deleted`: the positions of superseded rows, counted from `first_offset`.
         """
@@ -388,7 +397,8 @@ class SnapshotReader:
     def _groups_before(
         self, rows_object: RowsObject, end: int, deleted: BitMap | None = None, first_offset: int = 0
     ) -> Iterator[pa.Table]:
-        """Yield the messages of the row groups that begin before the offset `end`, the last one first."""
+        """Yield the messages of an object's row groups that begin before the offset `end`, a table each, the last one
+        first; none is empty."""
         reader = RowsReader(self._store, rows_object)
         numbers = [number for number, group in enumerate(reader.groups) if group.first_offset < end]
         return self._groups(reader, reversed(numbers), deleted, first_offset)
@@ -405,37 +415,40 @@ class SnapshotReader:
                     table = mark_budgeted(table)
                 if deleted:
                     table = table.filter(pa.array(live_mask(deleted, first_offset, table.column("offset").to_numpy())))
-                if len(table := deliverable(table)):
+                if len(table := deliverable_rows(table)):
                     yield table
                 del table
 
 
-def _from(seek: SeekPosition, table: pa.Table) -> pa.Table:
-    """Return the rows from `seek` on. Filter other rows out first: any row may be the first of a time."""
+def _rows_from(seek: SeekPosition, table: pa.Table) -> pa.Table:
+    """Return the rows of a table from `seek` on. Filter other rows out first: any row may be the first of a time."""
     return table.slice(seek.first_row(table)) if len(table) else table
 
 
-def between(table: pa.Table, first: int, end: int) -> pa.Table:
-    """Return the rows of a table from the offset `first` to before `end`."""
+def rows_between(table: pa.Table, first: int, end: int) -> pa.Table:
+    """Return the rows of a table from the offset `first` to before the offset `end`."""
     start, stop = np.searchsorted(table.column("offset").to_numpy(), (first, end), "left").tolist()
     return table.slice(start, stop - start)
 
 
-def last_of(extent: LedgerRecord | SegmentRecord) -> LogPosition | None:
-    """Return the position of the last message of an extent, as its row in SQL records it; None: the segment is open."""
+def last_position_of(extent: LedgerRecord | SegmentRecord) -> LogPosition | None:
+    """Return the position of the last message of a ledger or segment, as its row in SQL records it; None: the segment
+    is open."""
     return LogPosition(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
-def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
-    """Return the largest publish time of an extent; of an open segment it is unknown, so the largest number."""
+def _max_publish_time(extent: LedgerRecord | SegmentRecord) -> int:
+    """Return the largest publish time of a ledger or segment; of an open segment it is unknown, so the largest
+    number."""
     return extent.content.max_publish_time if extent.content else _NEVER
 
 
 def may_read_extent(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> bool:
-    """Return whether a raw read from `start` may read messages of an extent, by what its row in SQL records."""
+    """Return whether a raw read from `start` may read messages of a ledger or segment, by what its row in SQL
+    records."""
     if isinstance(start, StartTime):
-        return _newest_of(extent) >= start.publish_time
-    last = last_of(extent)
+        return _max_publish_time(extent) >= start.publish_time
+    last = last_position_of(extent)
     return last is None or not seek_position_of(start).surely_begins_after(last)
 
 
@@ -446,7 +459,7 @@ def read_snapshot(
     retention: Callable[[TopicSnapshot], RetentionFilter | None],
     read: Callable[[SnapshotReader], Value],
 ) -> Value:
-    """Return what `read` returns for a reader of the topic as it is now.
+    """Call `read` with a reader of the topic as it is now, and return its result.
 
     If it raises DataLoss, and the topic has other ledgers or segments now, read again: the object was replaced or
     trimmed. `take_snapshot`: returns the topic as it is now; `retention`: returns the filter of a snapshot.
@@ -462,7 +475,7 @@ def read_snapshot(
             snapshot = newer
 
 
-def deliverable(table: pa.Table) -> pa.Table:
+def deliverable_rows(table: pa.Table) -> pa.Table:
     """Return the rows of a table that readers get: without compacted-out slots and markers (W2)."""
     slot = table.column("slot")
     if not pc.max(slot).as_py():  # all are messages, whose type is the least

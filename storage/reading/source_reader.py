@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from storage.entries.entry import parse_metadata
-from storage.entries.original import has_positions, in_source_ids
+from storage.entries.original import has_source_positions, with_source_ids
 from storage.entries.rebuild import DeliverableEntry, EntryBuilder
 from storage.environment import Environment
 from storage.errors import Conflict, InvalidRecord
@@ -52,7 +52,7 @@ _ROWS = 8_192
 
 @dataclass(frozen=True)
 class SourceMessage:
-    """A message at the source. `publish_time`: milliseconds since 1970.
+    """A message by its position at the source cluster. `publish_time`: milliseconds since 1970.
 
     `batch_index` -1: it is in no batch, or alone in one; a broker makes no difference. An encrypted batch counts as its
     last message.
@@ -64,27 +64,29 @@ class SourceMessage:
 
 
 class SourceReader:
-    """A reader of one compacted ledger of a topic; `open_source_reader` returns it."""
+    """A reader of one compacted ledger of a replicated topic by the positions of the source cluster;
+    `open_source_reader` returns it."""
 
     def __init__(
         self, environment: Environment, reader: SnapshotReader, compacted: CompactedLedgerRecord, hasher: KeyHasher
     ) -> None:
         self._environment = environment
         self._reader = reader
-        self._places = reader.of_columns(_PLACES)
+        self._places = reader.with_columns(_PLACES)
         self._hasher = hasher
         self.compacted = compacted
 
     def horizon(self) -> SourcePosition:
-        """Return the position of the last entry that the compacted ledger covers. Raises SegmentNotLocal."""
+        """Return the position at the source of the last entry that the compacted ledger covers. Raises
+        SegmentNotLocal."""
         if self.compacted.source_horizon is not None:
             return self.compacted.source_horizon
         end = self.compacted.horizon.offset + 1
         if self._reader.first_offset < end:
             for table in self._places.raw_before(end):
-                return self._positions(table, len(table) - 1)
+                return self._position_of_row(table, len(table) - 1)
         for table in self._places.raw(SeekOffset(end)):
-            next_entry = self._positions(table, 0)
+            next_entry = self._position_of_row(table, 0)
             return SourcePosition(next_entry.ledger_id, next_entry.entry_id - 1)
         stored = self._stored_sources()
         if len(stored) != 1:
@@ -93,63 +95,69 @@ class SourceReader:
         return progress.position
 
     def last_message(self) -> SourceMessage | None:
-        """Return the last message that a reader of the compacted ledger gets; None: it gets none."""
+        """Return the last message that a reader of the compacted ledger gets, by its position at the source; None: it
+        gets none."""
         finder = LastMessageFinder(self._environment.store, self._reader, self._hasher)
         last = finder.compacted_message_id(self.compacted)
         if last == EARLIEST:
             return None
         columns = (*_PLACES, "batch_size")
-        table = next(self._tables(self._reader.of_columns(columns), SeekMessageId(last))).slice(0, 1)
+        table = next(self._tables(self._reader.with_columns(columns), SeekMessageId(last))).slice(0, 1)
         (row,) = table.to_pylist()
         if row["slot"] == rows.RowType.WHOLE_ENTRY:
-            whole = next(self._tables(self._reader.of_columns((*columns, "payload")), SeekMessageId(last))).slice(0, 1)
+            whole = next(self._tables(self._reader.with_columns((*columns, "payload")), SeekMessageId(last))).slice(
+                0, 1
+            )
             row["payload"] = whole.column("payload")[0].as_py()
-        return SourceMessage(self._positions(table, 0), _last_index(row), row["publish_time"])
+        return SourceMessage(self._position_of_row(table, 0), _last_batch_index(row), row["publish_time"])
 
     def entries(self, start: SourcePosition, horizon: SourcePosition) -> Iterator[DeliverableEntry]:
         """Yield the entries from `start` to `horizon`, both inclusive, with the ids and metadata of the source."""
         builder = EntryBuilder()
         clusters: frozenset[str] = frozenset()
         for table in self._tables(self._reader, SeekSource(start)):
-            self._check(table)
-            count = _count_up_to(horizon, table)
+            self._check_positions(table)
+            count = _count_rows_up_to(horizon, table)
             for first in range(0, count, _ROWS):
-                rows_of_source, sources = in_source_ids(table.slice(first, min(_ROWS, count - first)))
+                rows_of_source, sources = with_source_ids(table.slice(first, min(_ROWS, count - first)))
                 clusters |= sources
                 if len(clusters) > 1:
-                    raise self._several_sources(clusters)
+                    raise self._several_sources_error(clusters)
                 yield from builder.add(rows_of_source)
             if count < len(table):
                 break
         yield from builder.remaining()
 
     def first_since(self, publish_time: int, horizon: SourcePosition) -> SourcePosition | None:
-        """Return the first entry up to `horizon` with a message that was published then (ms) or later, if there is
-        one."""
+        """Return the position of the first entry up to `horizon` that has a message published at `publish_time` (ms) or
+        later; None: there is none."""
         for table in self._tables(self._places, SeekTime(publish_time)):
-            self._check(table)
-            return self._positions(table, 0) if _count_up_to(horizon, table) else None
+            self._check_positions(table)
+            return self._position_of_row(table, 0) if _count_rows_up_to(horizon, table) else None
         return None
 
     def _tables(self, reader: SnapshotReader, seek: SeekPosition) -> Iterator[pa.Table]:
-        """Yield the messages of the compacted ledger from a seek position on, with the columns of a reader."""
+        """Yield the messages of the compacted ledger from a seek position on, as tables with the columns of
+        `reader`."""
         manifest = reader.manifest(self.compacted)
         if isinstance(seek, SeekSource):
-            first = bisect_left(manifest.parts, True, key=lambda part: not self._is_before(part, seek))
+            first = bisect_left(manifest.parts, True, key=lambda part: not self._ends_before(part, seek))
             manifest = replace(manifest, parts=manifest.parts[first:])
         return reader.compacted(seek, manifest)
 
-    def _is_before(self, part: Part, seek: SeekSource) -> bool:
-        """Return whether a part ends before a position, by its footer."""
+    def _ends_before(self, part: Part, seek: SeekSource) -> bool:
+        """Return whether a part of the compacted ledger ends before a source position, by its footer."""
         reader = RowsReader(self._environment.store, part.rows)
         return seek.skips_row_group(reader, len(reader.groups) - 1)
 
-    def _positions(self, table: pa.Table, row: int) -> SourcePosition:
-        self._check(table)
+    def _position_of_row(self, table: pa.Table, row: int) -> SourcePosition:
+        """Return the position at the source of a row of a table. Raises Conflict if a row has none."""
+        self._check_positions(table)
         return SourcePosition(*(table.column(name)[row].as_py() for name in rows.SOURCE_COLUMNS))
 
-    def _check(self, table: pa.Table) -> None:
-        if not has_positions(table):
+    def _check_positions(self, table: pa.Table) -> None:
+        """Raise Conflict unless every row of a table has a position at the source."""
+        if not has_source_positions(table):
             self._raise_not_replicated()
 
     def _raise_not_replicated(self) -> NoReturn:
@@ -163,13 +171,13 @@ class SourceReader:
         """Raise Conflict if several clusters are known to replicate into the topic."""
         sources = self._stored_sources()
         if len(sources) > 1:
-            raise self._several_sources(sources)
+            raise self._several_sources_error(sources)
 
     def _stored_sources(self) -> Mapping[str, SourceProgress]:
         stored = self._environment.metadata.producer_sequences.of_topic(self._reader.snapshot.topic.id)
         return {} if stored is None or stored.sources is None else stored.sources
 
-    def _several_sources(self, clusters: Iterable[str]) -> Conflict:
+    def _several_sources_error(self, clusters: Iterable[str]) -> Conflict:
         return Conflict(
             f"the clusters {', '.join(sorted(clusters))} replicate into {self._reader.snapshot.topic.name}, and a view "
             "by positions of the source is of one",
@@ -177,8 +185,8 @@ class SourceReader:
         )
 
 
-def _last_index(row: Mapping[str, Any]) -> int:
-    """Return the batch index of the last message of a compacted ledger, from its row; see `SourceMessage`."""
+def _last_batch_index(row: Mapping[str, Any]) -> int:
+    """Return the batch index of the last message of an entry, from the row of that message; see `SourceMessage`."""
     if row["slot"] != rows.RowType.WHOLE_ENTRY:
         return int(row["batch_index"]) if row["batch_size"] > 1 else -1
     try:
@@ -188,32 +196,33 @@ def _last_index(row: Mapping[str, Any]) -> int:
     return size - 1 if size > 1 else -1
 
 
-def first_entry(reader: SnapshotReader) -> SourcePosition | None:
-    """Return the position of the first entry that was ever stored; None: raw was trimmed, or there is none.
+def first_entry_position(reader: SnapshotReader) -> SourcePosition | None:
+    """Return the position at the source of the first entry that was ever stored; None: raw was trimmed, or there is
+    none.
 
     Entries of the source before it never arrived. Raises SegmentNotLocal.
     """
     if reader.first_offset:
         return None
-    table = next(reader.of_columns(_PLACES).raw(SeekOffset(0)), None)
-    if table is None or not has_positions(table.slice(0, 1)):
+    table = next(reader.with_columns(_PLACES).raw(SeekOffset(0)), None)
+    if table is None or not has_source_positions(table.slice(0, 1)):
         return None
     return SourcePosition(*(table.column(name)[0].as_py() for name in rows.SOURCE_COLUMNS))
 
 
-def position_before(reader: SnapshotReader, end: int) -> SourcePosition | None:
-    """Return the position of the last raw message before the offset `end`; None: it is trimmed, or no replicator sent
-    it."""
+def source_position_before(reader: SnapshotReader, end: int) -> SourcePosition | None:
+    """Return the position at the source of the last raw message before the offset `end`; None: it is trimmed, or no
+    replicator sent it."""
     if reader.first_offset >= end:
         return None
-    table = next(reader.of_columns(_PLACES).raw_before(end), None)
-    if table is None or not has_positions(table):
+    table = next(reader.with_columns(_PLACES).raw_before(end), None)
+    if table is None or not has_source_positions(table):
         return None
     return SourcePosition(*(table.column(name)[-1].as_py() for name in rows.SOURCE_COLUMNS))
 
 
-def _count_up_to(horizon: SourcePosition, table: pa.Table) -> int:
-    """Return the number of rows of a table, whose positions ascend, up to a position."""
+def _count_rows_up_to(horizon: SourcePosition, table: pa.Table) -> int:
+    """Return the number of rows of a table up to a source position, inclusive. The positions ascend."""
     return SeekSource(SourcePosition(horizon.ledger_id, horizon.entry_id + 1)).first_row(table)
 
 
@@ -224,7 +233,7 @@ def open_source_reader(
     read: Callable[[TopicSnapshot], SnapshotReader],
     generation: int | None = None,
 ) -> SourceReader | None:
-    """Return a reader of a compacted ledger of a topic; None: the topic was never compacted.
+    """Return a reader of a topic's compacted ledger by source positions; None: the topic was never compacted.
 
     `read`: returns a reader of a snapshot. `generation`: the caller's. Its compacted ledger is read if it was not
     collected yet, otherwise the one that serves. Raises Conflict if that is older; TopicNotFound.

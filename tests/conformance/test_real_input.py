@@ -108,9 +108,9 @@ def logical_bytes(table: pa.Table) -> int:
 
 
 def count_ledgers(tables: list[pa.Table], ledger_bytes: int) -> int:
-    from storage.log.bulk_append import cut_ledgers
+    from storage.log.bulk_append import cut_into_ledgers
 
-    return sum(1 for _ in cut_ledgers(tables, ledger_bytes))
+    return sum(1 for _ in cut_into_ledgers(tables, ledger_bytes))
 
 
 def input_tables() -> list[pa.Table]:

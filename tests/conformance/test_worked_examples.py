@@ -30,7 +30,7 @@ from compactor.run.plan import (
 )
 from compactor.scheduling.backlog import Backlog, BacklogReader
 from compactor.scheduling.due import cause_of, due_topics
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.log.directory import LogDirectory
 from storage.metadata.policy_store import topic_scope
@@ -79,7 +79,7 @@ def kept(topic: Topic) -> dict[bytes | None, int]:
 
 
 def page(reader: PageReader, number: int | None = None) -> list[Message]:
-    return list(messages(iter(reader.poll(ReadLimits(number))), -1))
+    return list(assemble_messages(iter(reader.poll(ReadLimits(number))), -1))
 
 
 # --- 1

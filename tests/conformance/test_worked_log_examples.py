@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.errors import ObjectDamaged
 from storage.log.segment import SegmentPaths
 from storage.positions import StartOffset
@@ -52,7 +52,7 @@ def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbe
         for file in hidden:
             file.rename(file.with_suffix(".hidden"))
         for offset in range(begin, begin + 4):
-            result = list(messages(topic.read(StartOffset(offset), max_messages=begin + 4 - offset), -1))
+            result = list(assemble_messages(topic.read(StartOffset(offset), max_messages=begin + 4 - offset), -1))
             assert result == everything[offset : begin + 4]
         for file in hidden:
             file.with_suffix(".hidden").rename(file)
@@ -66,7 +66,7 @@ def test_worked_example_12_a_read_grows_for_a_message_that_does_not_fit(topic: T
     reader = topic.reader()
     pages = []
     while some := reader.poll(ReadLimits(bytes=100)):
-        pages.append([message.payload for message in messages(iter(some), -1)])
+        pages.append([message.payload for message in assemble_messages(iter(some), -1)])
     if size > 100:
         assert pages == [[payload] for payload in payloads]
     else:

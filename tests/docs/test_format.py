@@ -29,7 +29,7 @@ from storage.ledger.key_index import HashRange, IndexDirectory, IndexRecords
 from storage.ledger.manifest import DeletedRows, Manifest, Part, TableDeletes, TableSnapshot
 from storage.ledger.names import ObjectKind
 from storage.ledger.sealing import Sealer, ledger_records, placed_ledger
-from storage.log.bulk_append import INPUT_SCHEMA, to_rows
+from storage.log.bulk_append import INPUT_SCHEMA, to_ledger_rows
 from storage.model import IndexLocation, LedgerRecord, LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
 from tests.budgets import examples
@@ -122,11 +122,11 @@ def test_the_page_reads_a_ledger_that_counts_from_zero(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "GROUP_ROWS", 6)
         sealer = Sealer(object_store, new_id(), -1, Xxh3KeyHasher(SEED), new_id())
-        ledger = placed_ledger(sealer.seal_unplaced([to_rows(content, 0, 0, 7)], 3, 8), 5, first, 9)
-        placed = seal(object_store, to_rows(content, 5, first, 7))
+        ledger = placed_ledger(sealer.seal_unplaced([to_ledger_rows(content, 0, 0, 7)], 3, 8), 5, first, 9)
+        placed = seal(object_store, to_ledger_rows(content, 5, first, 7))
     data = object_store.get(ledger.rows.name)
     read = read_rows(data, ledger.footer_size, ledger.rows.crc32c, (ledger.ledger_id, ledger.first_offset))
-    assert read == to_rows(content, 5, first, 7).to_pylist() == read_ledger_rows(object_store, placed)
+    assert read == to_ledger_rows(content, 5, first, 7).to_pylist() == read_ledger_rows(object_store, placed)
     records, unkeyed = read_ledger(object_store, ledger.index)
     assert read_directory(ledger.index.directory)["version"] == 3
     expected, expected_unkeyed = read_ledger(object_store, placed.index)
@@ -272,7 +272,7 @@ def example_ledger(store: ObjectStore) -> LedgerRecord:
         {"key": b"a", "payload": b"3"},
     ]
     content = pa.Table.from_pylist(drawn, schema=INPUT_SCHEMA)
-    return seal(store, to_rows(content, 5, 100, 0), Xxh3KeyHasher(1))
+    return seal(store, to_ledger_rows(content, 5, 100, 0), Xxh3KeyHasher(1))
 
 
 def test_the_example_is_what_is_written(object_store: ObjectStore) -> None:

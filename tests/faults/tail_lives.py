@@ -37,7 +37,7 @@ from typing import NoReturn
 
 from compactor.engines.engine import InProcessEngine
 from storage.checksums import crc32c
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.errors import CompactionRunning, Fenced, LeaseHeld, NotFound
 from storage.log import topic_log
 from storage.log.directory import LogDirectory
@@ -244,7 +244,7 @@ class Parent:
         if reads is not None:
             list(topic.log_manager().seal(topic.record, include_abandoned=True))
             topic.log_manager().roll_and_seal(topic.record)
-        stored = list(messages(topic.read(StartOffset(0)), -1))
+        stored = list(assemble_messages(topic.read(StartOffset(0)), -1))
         since = history.now()
         raw = [_read(message) for message in stored]
         lengths: Counter[Entry] = Counter()
@@ -371,7 +371,7 @@ def follow(bench: Workbench, pipe: int) -> None:
     reader = topic.reader()
     while True:
         for page in reader.poll():
-            for message in messages(iter([page]), -1):
+            for message in assemble_messages(iter([page]), -1):
                 os.write(pipe, READ.pack(*_packed(message)))
         time.sleep(0.01)
 

@@ -19,7 +19,7 @@ from compactor import reference
 from compactor.engines.engine import Engine, InProcessEngine
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.verify import Verifier
-from storage.entries.chunk_assembler import assembled, row_messages
+from storage.entries.chunk_assembler import assemble_chunks, row_messages
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import PENDING, STALE, assemble, chunk_records, offsets
 from storage.ledger.hashing import Xxh3KeyHasher
@@ -70,7 +70,7 @@ def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str
     table = table_of(Drawn().rows(drawn, START, START), 3, 100, START)
     stored_rows = list(row_messages(iter(table.to_batches()), -1))
     messages, rows_of, pending = reference.assemble_messages(stored_rows)
-    assert list(assembled(stored_rows)) == messages
+    assert list(assemble_chunks(stored_rows)) == messages
 
     created = assemble(chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))[::-1])
     chunked = [message for message in messages if stored_rows[message.offset - 100].is_chunk]

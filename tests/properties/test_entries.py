@@ -18,7 +18,7 @@ from storage.entries import bulk_batch
 from storage.entries.batch import Messages, split_batch
 from storage.entries.bulk_batch import LEAST_MESSAGES, Batch, decode_batches
 from storage.entries.compression import Undecodable, compress, decompress
-from storage.entries.decode import StoredEntry, unpack, unpack_some
+from storage.entries.decode import StoredEntry, unpack, unpack_in_blocks
 from storage.entries.encode import encode_batch, encode_message
 from storage.entries.entry import U32, EntryHeader, inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
@@ -454,7 +454,7 @@ def test_batches_of_many_blocks_and_what_stands_between_them_stay_in_order() -> 
     unusual = entry(metadata(num_messages_in_batch=2), batch_payload([UNUSUAL["a property with a third field"]] * 2))
     data = [alone, *[usual, alone] * 12, unusual, usual, alone, alone]
     entries = stored_entries(data)
-    tables = list(unpack_some(entries, 1))
+    tables = list(unpack_in_blocks(entries, 1))
     assert len(tables) > 1
     assert pa.concat_tables(tables) == pa.concat_tables(unpack([stored], 1) for stored in entries)
 

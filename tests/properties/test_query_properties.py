@@ -10,7 +10,7 @@ import pytest
 from api.broker.schema_columns import schema_columns
 from api.cli.local.query_engine import QueryLimits, open_query
 from api.formats.text_encoding import TextEncoding
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.topic import Topic
 from tests import chunked
 from tests.budgets import IN_SOAK
@@ -32,7 +32,7 @@ def queried(topic: Topic, *sql: str, raw: bool = False) -> list[Rows]:
 
 def newest(topic: Topic) -> Rows:
     """The newest value of each key, read one by one, and the messages without a key of a compacted read."""
-    everything = list(messages(topic.read(read_compacted=True), -1))
+    everything = list(assemble_messages(topic.read(read_compacted=True), -1))
     keyless = [message for message in everything if message.key is None]
     keys = {message.key for message in everything if message.key is not None}
     values = [value for key in keys if (value := topic.newest_value(key)) is not None]
@@ -66,7 +66,7 @@ def test_a_query_shows_what_reads_of_single_keys_show(tmp_path: Path, seed: int)
         assert visible == rows
         assert count == [(len(rows),)]
         assert of_key == [row for row in rows if row[1] == key]
-        raw = [(message.offset, message.key, message.payload) for message in messages(topic.read(), -1)]
+        raw = [(message.offset, message.key, message.payload) for message in assemble_messages(topic.read(), -1)]
         assert queried(topic, 'SELECT "offset", key, value FROM topic ORDER BY 1', raw=True) == [raw]
         bench.clock.advance(drawn.choice([0, 5, 50, 200]))
         bench.with_sizing(draw_sizing(drawn)).compactor().compact(topic.name, draw_policies(drawn, 3))

@@ -29,7 +29,7 @@ from storage.kafka.located_records import LocatedRecords
 from storage.kafka.record_batch import DAMAGED_REMEDY, RecordBatch, read_batches
 from storage.kafka.record_entries import RecordEntry, to_entries
 from storage.kafka.records import locate_batches
-from storage.kafka.transactions import CommittedBatches
+from storage.kafka.transactions import CommittedBatchFilter
 from storage.metadata.mirrors import LeaderEpoch, MirrorProgress
 
 _BATCH_BYTES = 128 << 20
@@ -158,7 +158,7 @@ class PartitionMirror:
         if not batches:
             return
         await self._store_new_epochs(batches)
-        committed = CommittedBatches(fetched.aborted)
+        committed = CommittedBatchFilter(fetched.aborted)
         waiting: asyncio.Future[None] | None = None
         try:
             accepted = (batch for batch in batches if committed.accepts(batch))
@@ -217,7 +217,7 @@ class PartitionMirror:
         """Raise MirrorStopped for a record with an empty value, unless the options treat it as a deletion."""
         if self._empty_values is EmptyValues.DELETE:
             return
-        offset = records.first_empty_value()
+        offset = records.first_empty_value_offset()
         if offset is not None:
             raise MirrorStopped(
                 f"{self.label}: the record at offset {offset} has a key and an empty value: a value for Kafka, a "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import chain, islice
 
 from api.broker.serving.older_log import MIRROR_PREFIX
-from storage.entries.sequence_ids import last_complete_number
+from storage.entries.sequence_ids import last_complete_sequence_number
 from storage.errors import Conflict
 from storage.topic import Topic
 
@@ -46,7 +46,7 @@ def last_mirrored_offset(storage: Topic, names: tuple[str, str], start: int | No
     highest: dict[str, int] = {}
     for scanned in storage.producer_sequences(reader.first_offset):
         for name, sequence in scanned.highest.items():
-            highest[name] = max(highest.get(name, -1), last_complete_number(sequence))
+            highest[name] = max(highest.get(name, -1), last_complete_sequence_number(sequence))
     for name in names:
         if name in highest:
             return highest[name]

@@ -34,8 +34,8 @@ from dataclasses import dataclass, field
 from api.broker.serving.older_log import MissingEntries, log_accepted_gaps, reset_sequences_to_log
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
-from storage.entries.replicated import Source, follows
-from storage.entries.sequence_ids import WHOLE, SequenceId, last_complete_number, sequence_of
+from storage.entries.replicated import Source, directly_follows
+from storage.entries.sequence_ids import WHOLE, SequenceId, last_complete_sequence_number, sequence_id_of
 from storage.errors import CompactorError, InvalidRecord, Unavailable
 from storage.log.group_commit import AppendOutcome
 from storage.metadata.producer_sequences import ProducerSequences
@@ -205,7 +205,7 @@ class Deduplication:
     def _copy_sequences(self, sources: Mapping[str, SourceProgress] | None) -> ProducerSequences:
         """Return a copy of the known sequence ids, with the positions `sources`, as SQL stores them. For the holder of
         the lock."""
-        highest = {name: last_complete_number(sequence) for name, sequence in self._known.items()}
+        highest = {name: last_complete_sequence_number(sequence) for name, sequence in self._known.items()}
         return ProducerSequences(
             self._end, highest if self.of_producers else None, None if sources is None else dict(sources)
         )
@@ -315,7 +315,7 @@ class Deduplication:
             self._connected.discard(name)
             marker = self._markers.get(source.cluster)
             before = None if progress is None else max(progress.position, marker or progress.position)
-            if before is not None and source.position > before and not follows(source.position, before):
+            if before is not None and source.position > before and not directly_follows(source.position, before):
                 LOG.warning(
                     "%s: the source cluster %s continues at position %s after position %s: entries between them are "
                     "missing here, unless the source has none for this cluster there (markers, expired or aborted "
@@ -400,4 +400,4 @@ def _entry_sequence_id(item: QueuedEntry) -> SequenceId:
             "end the replication to this cluster, or switch deduplication off",
             is_public=True,
         )
-    return sequence_of(metadata, highest)
+    return sequence_id_of(metadata, highest)

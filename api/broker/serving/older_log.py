@@ -24,7 +24,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from storage.entries.sequence_ids import last_complete_number
+from storage.entries.sequence_ids import last_complete_sequence_number
 from storage.errors import InvalidRecord
 from storage.metadata.producer_sequences import ProducerSequences
 from storage.metadata.store import MetadataStore
@@ -59,7 +59,7 @@ def reset_sequences_to_log(
             in_log = merged_progress(scan.sources, in_log)
             for name, sequence in scan.highest.items():
                 if highest is not None and name.startswith(MIRROR_PREFIX):
-                    highest[name] = max(highest.get(name, -1), last_complete_number(sequence))
+                    highest[name] = max(highest.get(name, -1), last_complete_sequence_number(sequence))
     LOG.warning(
         "%s: the log ends at offset %d, and the database has sequence ids and positions of entries up to offset %d: "
         "acknowledged entries are missing, as after a restore of an older log. Restore a newer one, or take the "

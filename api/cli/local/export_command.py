@@ -250,7 +250,7 @@ def _next_position(reader: PageReader, chunks: ChunkAssembler, last_publish_time
     from storage.positions import StartOffset
     from storage.reading.page_reader import CHUNK_EXPIRY_MS
 
-    oldest = chunks.oldest_since(last_publish_time - CHUNK_EXPIRY_MS)
+    oldest = chunks.oldest_incomplete_since(last_publish_time - CHUNK_EXPIRY_MS)
     if oldest is None:
         return reader.next
     assert isinstance(reader.next.start, StartOffset)

@@ -80,7 +80,7 @@ def seal_segments(
 
         failing: dict[str, ErrorText] = {}
         if not names:
-            LogManager(environment).roll_old(failing)
+            LogManager(environment).roll_old_segments(failing)
         for topic_name, reason in failing.items():
             say(f"{topic_name} cannot be rolled: {text_if_error(reason)}")
         opened = [open_topic(environment, name) for name in names] or [

@@ -120,7 +120,7 @@ def _follow_messages(
     reader: PageReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
     """Print messages as they arrive, up to `limit`, or until the process ends."""
-    from storage.entries.chunk_assembler import messages
+    from storage.entries.chunk_assembler import assemble_messages
     from storage.reading.page_reader import ReadLimits
 
     stdout = json_lines_stdout()
@@ -131,7 +131,7 @@ def _follow_messages(
             yield from reader.poll(ReadLimits(bytes=_PAGE_BYTES), _POLL_MS)
 
     try:
-        _print_json_lines(islice(messages(pages(), partition), limit), key_encoding, value_encoding)
+        _print_json_lines(islice(assemble_messages(pages(), partition), limit), key_encoding, value_encoding)
     finally:
         reader.close()
         stdout.flush()

@@ -10,7 +10,7 @@ from api.pulsar.errors import Refused, ServerError
 from api.pulsar.frames import MalformedFrame
 from api.pulsar.handlers.schemas import ensure_stored, has_schema, version_bytes
 from api.pulsar.session import ConnectedProducer, IsReserved, Session
-from storage.entries.replicated import take_source
+from storage.entries.replicated import split_source
 from storage.entries.source_position import without_position
 from storage.errors import ChecksumMismatch, Fenced, InvalidRecord
 from storage.model import TopicName
@@ -167,7 +167,7 @@ def _send_replicated(request: requests.Send, connected: ConnectedProducer) -> No
     """
     topic, producer = connected.topic, connected.producer
     try:
-        source, entry = take_source(request.entry)
+        source, entry = split_source(request.entry)
     except ChecksumMismatch:
         producer.disconnect()  # its client sends the entry again
     except InvalidRecord as error:

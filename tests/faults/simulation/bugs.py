@@ -166,7 +166,7 @@ _publish = TwoPhaseCompactor._publish
 
 def _raw_jumping(self: CompactedReader) -> Generator[pa.Table, None, None]:
     """A reader that is raw already looks after each table whether a newer compacted ledger has come."""
-    snapshot = yield from self._compacted(None)
+    snapshot = yield from self._read_to_horizon(None)
     while True:
         horizon = snapshot.compacted.horizon.offset if snapshot.compacted else -1
         for table in SnapshotReader(self._environment.store, snapshot, self._unsealed).raw(
@@ -202,12 +202,12 @@ def _once_without_looking(self: Database, change: Callable[[Connection], Any], h
 
 
 def _from_the_start(self: CompactedReader, pinned: Any, compacted: Any) -> Any:
-    if self._is_another(compacted):
+    if self._changes_ledger(compacted):
         self._next = SeekOffset(0)
-    yield from _generation(self, pinned, compacted)
+    yield from _read_compacted_ledger(self, pinned, compacted)
 
 
-_generation = CompactedReader._generation
+_read_compacted_ledger = CompactedReader._read_compacted_ledger
 
 
 def _no_marker_of_age(self: resolve.ResolutionRules, tombstones: Any) -> Any:
@@ -219,7 +219,7 @@ def _scan_short(descriptor: int, size: int, *arguments: Any) -> Any:
     return _scan(descriptor, result.end - 1, *arguments) if result.tally.entries else result
 
 
-_scan = recovery.scan
+_scan = recovery.scan_segment
 
 
 def _seal_beside(connection: Connection, context: Context, attempt: Any, ledger: Any) -> None:
@@ -252,7 +252,7 @@ def _tables_again(self: RawReader, snapshot: Any = None) -> Generator[pa.Table, 
     while True:
         read = SnapshotReader(self._store, snapshot, self._unsealed)
         try:
-            bound = bound or self._first_bound(read)
+            bound = bound or self._first_seek_position(read)
             for table in read.raw(bound, delivered_to):
                 self.seek(SeekOffset(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
                 yield table
@@ -367,7 +367,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "reader-starts-again": Bug(
             "A reader whose generation is gone begins the newer one at its own start.",
-            ((CompactedReader, "_generation", _from_the_start),),
+            ((CompactedReader, "_read_compacted_ledger", _from_the_start),),
         ),
         "reader-silently-stale": Bug(
             "A reader continues in a newer generation that has dropped deletions which it has not seen.",
@@ -387,7 +387,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "recovery-cuts-too-much": Bug(
             "Recovery cuts off the last whole frame, too, and does not ask how far flushes had come.",
-            ((recovery, "scan", _scan_short), (recovery, "check_loss", lambda *_: None)),
+            ((recovery, "scan_segment", _scan_short), (recovery, "check_no_flushed_loss", lambda *_: None)),
         ),
         "sealed-beside-its-segment": Bug(
             "The ledger of a segment is inserted, and the segment's row still says that it is rolled.",
@@ -398,7 +398,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             ((run_input, "dirty_ledgers", _dirty_over_segments),),
         ),
         "import-does-not-roll": Bug(
-            "An import does not close the segment that is open.", ((BulkAppend, "_roll", lambda *_: None),)
+            "An import does not close the segment that is open.", ((BulkAppend, "_roll_open_segment", lambda *_: None),)
         ),
         "reader-repeats-after-sealing": Bug(
             "A reader whose segment has been sealed and swept continues from its own start.",

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from api.formats.position_text import parse_start
 from compactor.reference import view
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.errors import CompactorError, DataLoss, StateMayBeStale, TopicNotFound, Unavailable
 from storage.ledger.manifest import read_manifest
 from storage.metadata.records import TopicSnapshot
@@ -286,7 +286,7 @@ class Readers:
         if raw_too:
             require(list(topic.messages()) == model.raw, f"{name}: raw reads have changed (property 10)")
         batches = list(topic.read(read_compacted=True))
-        delivered = list(messages(iter(batches), name.partition))
+        delivered = list(assemble_messages(iter(batches), name.partition))
         expected = model.readable(compacted=True)
         missed = [m.offset for m in expected if m not in delivered]
         extra = [m.offset for m in delivered if m not in expected]

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import make_url
 
 from compactor.run.plan import RunPolicies
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.environment import Environment
 from storage.errors import CompactorError
 from storage.failpoints import Failpoint
@@ -323,7 +323,7 @@ class World:
         if not model.maybe:
             return
         delivered = list(
-            messages(self.topic(model).read(StartOffset(len(model.everything))), model.record.name.partition)
+            assemble_messages(self.topic(model).read(StartOffset(len(model.everything))), model.record.name.partition)
         )
         count = len(model.maybe)
         if delivered and [(m.key, m.payload) for m in delivered[:count]] == model.maybe:

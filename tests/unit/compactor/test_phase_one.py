@@ -21,7 +21,7 @@ from compactor.run.plan import (
     row_sets_by_source,
 )
 from storage.checksums import crc32c
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
@@ -83,7 +83,7 @@ def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
     table, ledgers = seal_history(object_store, history, hasher)
     plan = plan_of(object_store, ledgers, bits, retain_null_key)
     results = [run_range(plan, number) for number in range(2**bits)]
-    everything = list(messages(iter(table.to_batches()), -1))
+    everything = list(assemble_messages(iter(table.to_batches()), -1))
     expected = reference.compact([], everything, retain_null_key)
     offsets = [message.offset for message in expected]
     assert surviving_offsets(object_store, plan, results) == offsets
@@ -94,7 +94,7 @@ def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
     assert sum(result.statistics.keys for result in results) == len([m for m in expected if m.key is not None])
     assert sum(result.statistics.null_keys for result in results) == len([m for m in expected if m.key is None])
     assert sum(result.statistics.records for result in results) == sum(
-        len({m.key for m in messages(iter(item.to_batches()), -1) if m.key is not None})
+        len({m.key for m in assemble_messages(iter(item.to_batches()), -1) if m.key is not None})
         for item in (table.slice(ledger.first_offset, ledger.messages) for ledger in ledgers)
     )
 
@@ -114,7 +114,7 @@ def test_the_new_index_names_the_survivors_and_nothing_else(
         for offset in key_index.read_records(object_store, index, HashRange()).offset.tolist()
     ]
     unkeyed = [offset for index in indexes for offset in key_index.read_unkeyed(object_store, index, "null_keys")]
-    expected = reference.compact([], messages(iter(table.to_batches()), -1), retain_null_key)
+    expected = reference.compact([], assemble_messages(iter(table.to_batches()), -1), retain_null_key)
     assert sorted(keyed) == [message.offset for message in expected if message.key is not None]
     assert sorted(unkeyed) == [message.offset for message in expected if message.key is None]
 

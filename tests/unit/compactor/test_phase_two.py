@@ -23,13 +23,13 @@ from compactor.run.plan import (
     SourceTotals,
 )
 from compactor.run.run_output import RunAfterPhaseOne
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import read_all_deleted, read_deleted
 from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsReader
-from storage.log.bulk_append import to_rows
+from storage.log.bulk_append import to_ledger_rows
 from storage.model import Message, MessageId, RowsObject
 from storage.objects.interface import ObjectStore
 from tests.budgets import examples
@@ -49,7 +49,7 @@ def table_of(store: ObjectStore, part: Part | None) -> pa.Table:
 
 
 def as_messages(table: pa.Table) -> list[Message]:
-    return list(messages(iter(table.to_batches()), -1))
+    return list(assemble_messages(iter(table.to_batches()), -1))
 
 
 def without_times(table: pa.Table) -> list[dict[str, object]]:
@@ -220,7 +220,7 @@ def test_row_sets_that_were_changed_or_lost_fail_the_task(object_store: ObjectSt
 def test_rows_that_the_index_names_and_the_ledger_lacks_are_damage(object_store: ObjectStore) -> None:
     """A source may have gaps: an offset in a gap must not become the row beside it."""
     plan, parts = one_run(object_store, keyed(b"a", b"b", b"c"))
-    table = to_rows(keyed(b"a", b"b", b"c", b"d"), 5, 0, NOW)
+    table = to_ledger_rows(keyed(b"a", b"b", b"c", b"d"), 5, 0, NOW)
     gapped = seal(object_store, pa.concat_tables([table.slice(0, 1), table.slice(2)]))
     with pytest.raises(ObjectDamaged, match="do not exist"):
         run_task(replace(plan, sources=(source(gapped),)), parts[0])

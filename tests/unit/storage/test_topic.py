@@ -16,7 +16,7 @@ import pytest
 from api.cli.local.opening import open_topic
 from compactor.run.plan import RunPolicies
 from storage.clock import SystemClock
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.environment import Environment
 from storage.errors import (
     Fenced,
@@ -32,7 +32,7 @@ from storage.ledger import rows
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
 from storage.ledger.seek import SeekMessageId
-from storage.log.bulk_append import INPUT_SCHEMA, BulkAppend, cut_ledgers
+from storage.log.bulk_append import INPUT_SCHEMA, BulkAppend, cut_into_ledgers
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, LogPosition, Message, MessageId, TopicName
@@ -121,7 +121,7 @@ def test_limits(topic: Topic, read_compacted: bool) -> None:
         assert list(topic.messages(read_compacted=read_compacted, max_messages=limit)) == everything[:limit]
     sizes = [len(m.key or b"") + len(m.payload or b"") for m in everything]
     for limit in range(1, sum(sizes) + 2):
-        got = list(messages(topic.read(EARLIEST, read_compacted, max_bytes=limit), -1))
+        got = list(assemble_messages(topic.read(EARLIEST, read_compacted, max_bytes=limit), -1))
         assert got == everything[: len(got)]
         assert sum(sizes[: len(got)]) <= max(limit, sizes[0])
         assert got == everything or sum(sizes[: len(got) + 1]) > limit
@@ -446,4 +446,4 @@ def test_two_imports_at_once_keep_ids_in_order(bench: Workbench) -> None:
 def test_a_message_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MAX_MESSAGE_BYTES", 10)
     with pytest.raises(InvalidRecord, match="message 3 has 11 bytes"):
-        list(cut_ledgers([content((b"k", b"v" * 9)), content((b"k", b""), (b"k", b"v" * 10))], 100))
+        list(cut_into_ledgers([content((b"k", b"v" * 9)), content((b"k", b""), (b"k", b"v" * 10))], 100))

@@ -54,7 +54,7 @@ def test_of_a_segment_whose_logical_bytes_are_not_known_the_stored_bytes_are_sho
         for entry in TOMBSTONES:
             log.append(entry)
     (row,) = bench.metadata.segments.of_topic(topic.record.id)
-    segment = LocalSegment.of(bench.log, topic.record, row)
+    segment = LocalSegment.from_row(bench.log, topic.record, row)
     write_version_2(segment.files.high_watermark, segment.header.checksum, SegmentReader(segment).high_watermark())
     stored = sum(map(len, TOMBSTONES))
     assert counts(bench, topic) == (stored, stored, BYTES)

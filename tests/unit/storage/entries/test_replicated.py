@@ -8,7 +8,7 @@ import pytest
 
 from storage.entries.entry import inspect, parse_metadata
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
-from storage.entries.replicated import POSITION_PROPERTY, Source, follows, take_source
+from storage.entries.replicated import POSITION_PROPERTY, Source, directly_follows, split_source
 from storage.entries.source_position import without_position
 from storage.errors import ChecksumMismatch, InvalidRecord
 from storage.model import SourcePosition
@@ -25,7 +25,7 @@ def sent(position: str | None = "7:3", **fields: Any) -> MessageMetadata:
 
 
 def test_the_position_leaves_the_properties() -> None:
-    source, stored = take_source(entry(sent(schema_version=b"\0\1"), b"payload"))
+    source, stored = split_source(entry(sent(schema_version=b"\0\1"), b"payload"))
     assert source == Source("us-east", SourcePosition(7, 3), PUBLISHED)
     header = inspect(stored)
     assert header.source == source.position
@@ -36,7 +36,7 @@ def test_the_position_leaves_the_properties() -> None:
 
 def test_unknown_fields_and_a_brokers_metadata() -> None:
     described = sent().SerializeToString() + b"\xf8\x07\x05"  # field 127, which no version has
-    _, stored = take_source(brokers(entry(described, b"payload")))
+    _, stored = split_source(brokers(entry(described, b"payload")))
     assert without_position(stored) != stored
     assert parse_metadata(stored).metadata.SerializeToString().endswith(b"\xf8\x07\x05")
 
@@ -44,20 +44,20 @@ def test_unknown_fields_and_a_brokers_metadata() -> None:
 def test_a_batch_keeps_its_messages() -> None:
     payload = batch_payload([single(b"a", partition_key=b"k"), single(None)])
     described = sent(num_messages_in_batch=2, uncompressed_size=len(payload))
-    _, stored = take_source(entry(described, payload))
+    _, stored = split_source(entry(described, payload))
     assert (inspect(stored).messages, stored[-len(payload) :]) == (2, payload)
 
 
 def test_an_encrypted_entry_without_a_checksum() -> None:
     described = encrypted(replicated_from="us-east", num_messages_in_batch=2)
     described.properties.add(key=POSITION_PROPERTY, value="0:0")
-    source, stored = take_source(entry(described, b"ciphertext", checksum=False))
+    source, stored = split_source(entry(described, b"ciphertext", checksum=False))
     assert source.position == (0, 0)
     assert inspect(stored).encrypted
 
 
 def test_a_marker_is_not_stored() -> None:
-    source, stored = take_source(entry(sent(marker_type=10), b"snapshot"))
+    source, stored = split_source(entry(sent(marker_type=10), b"snapshot"))
     assert source == Source("us-east", SourcePosition(7, 3), PUBLISHED, is_marker=True)
     assert not stored
 
@@ -68,7 +68,7 @@ def test_a_marker_is_not_stored() -> None:
 )
 def test_an_entry_without_a_position(position: str | None) -> None:
     with pytest.raises(InvalidRecord, match="position") as caught:
-        take_source(entry(sent(position), b"payload"))
+        split_source(entry(sent(position), b"payload"))
     assert "us-east" in caught.value.message
     assert len(caught.value.message) < 250
 
@@ -77,14 +77,14 @@ def test_an_entry_of_no_cluster() -> None:
     described = sent()
     described.ClearField("replicated_from")
     with pytest.raises(InvalidRecord, match="does not name the cluster"):
-        take_source(entry(described, b"payload"))
+        split_source(entry(described, b"payload"))
 
 
 def test_a_damaged_entry() -> None:
     data = bytearray(entry(sent(), b"payload"))
     data[-1] ^= 1
     with pytest.raises(ChecksumMismatch):
-        take_source(bytes(data))
+        split_source(bytes(data))
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_a_damaged_entry() -> None:
     [((7, 4), (7, 3), True), ((9, 0), (7, 3), True), ((7, 5), (7, 3), False), ((9, 1), (7, 3), False)],
 )
 def test_positions_with_nothing_between(position: tuple[int, int], before: tuple[int, int], expected: bool) -> None:
-    assert follows(SourcePosition(*position), SourcePosition(*before)) is expected
+    assert directly_follows(SourcePosition(*position), SourcePosition(*before)) is expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage.kafka.compression import Undecompressable, decompress, short_xxh32, with_correct_checksum
+from storage.kafka.compression import Undecompressable, decompress, short_xxh32, with_correct_header_checksum
 from tests.kafka_batches import GZIP, LZ4, NONE, SNAPPY, XERIAL, ZSTD, compress
 
 DATA = b"".join(b"%d, " % number for number in range(100_000))
@@ -51,10 +51,10 @@ def test_xxh32_of_short_bytes(data: bytes, value: int) -> None:
 
 def test_the_checksum_of_an_lz4_frame_s_header_is_put_right() -> None:
     frame = bytes(pa.Codec("lz4").compress(DATA, asbytes=True))
-    assert with_correct_checksum(frame) == frame
+    assert with_correct_header_checksum(frame) == frame
     at = 6 if not frame[4] & 0x08 else 14
     wrong = frame[:at] + bytes([frame[at] ^ 0xFF]) + frame[at + 1 :]
     with pytest.raises(Undecompressable):
         decompress(LZ4, wrong)
     assert bytes(decompress(LZ4, wrong, magic=0)) == DATA
-    assert with_correct_checksum(b"no frame") == b"no frame"
+    assert with_correct_header_checksum(b"no frame") == b"no frame"

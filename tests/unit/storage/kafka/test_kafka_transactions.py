@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from storage.errors import InvalidRecord
 from storage.kafka.record_batch import read_batches
-from storage.kafka.transactions import CommittedBatches, TransactionScan, control_type
+from storage.kafka.transactions import CommittedBatchFilter, TransactionScan, control_type
 from tests.kafka_batches import ABORT, COMMIT, CONTROL, TRANSACTIONAL, Batch, Record, encode, marker
 
 
@@ -20,13 +20,13 @@ def plain(offset: int, count: int = 2) -> bytes:
     return encode(Batch([Record(offset + number) for number in range(count)]))
 
 
-def committed(data: bytes) -> tuple[list[int], TransactionScan, CommittedBatches]:
+def committed(data: bytes) -> tuple[list[int], TransactionScan, CommittedBatchFilter]:
     """First offsets of the batches that are accepted."""
     scan = TransactionScan()
     batches = list(read_batches(data))
     for batch in batches:
         scan.add(batch)
-    accepted = CommittedBatches(scan.aborted)
+    accepted = CommittedBatchFilter(scan.aborted)
     return [batch.first_offset for batch in batches if accepted.accepts(batch)], scan, accepted
 
 
@@ -52,7 +52,7 @@ def test_interleaved_transactions() -> None:
 
 def test_an_open_transaction_is_the_end() -> None:
     _, scan, _ = committed(data_of(0, 1) + data_of(2, 2) + plain(4) + marker(6, 1, COMMIT) + data_of(7, 3))
-    assert (scan.last_stable_offset, scan.open_producer) == (2, 2)
+    assert (scan.last_stable_offset, scan.oldest_open_producer) == (2, 2)
 
 
 def test_a_log_that_begins_inside_a_transaction() -> None:

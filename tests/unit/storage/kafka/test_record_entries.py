@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from storage.entries.decode import StoredEntry, unpack
 from storage.entries.entry import inspect, parse_metadata
-from storage.entries.sequence_ids import sequence_of
+from storage.entries.sequence_ids import sequence_id_of
 from storage.kafka import record_entries
 from storage.kafka.located_records import LocatedRecords
 from storage.kafka.record_batch import read_batches
@@ -104,7 +104,7 @@ def test_an_entry_states_its_highest_offset() -> None:
     """Deduplication and the mirror read the position from it."""
     (entry,) = to_entries(located([(7, NOW, b"k", b"v", None), (20, NOW, b"k", b"v", None)]), PRODUCER, NOW)
     assert (entry.first_offset, entry.last_offset, entry.messages) == (7, 27, 2)
-    assert sequence_of(parse_metadata(entry.data)[0])[0] == 27
+    assert sequence_id_of(parse_metadata(entry.data)[0])[0] == 27
 
 
 def test_entries_are_cut_by_messages_and_by_bytes() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from storage.ledger import rows
-from storage.log.bulk_append import INPUT_SCHEMA, cut_ledgers, to_rows
+from storage.log.bulk_append import INPUT_SCHEMA, cut_into_ledgers, to_ledger_rows
 from tests.strategies import contents
 
 
@@ -29,7 +29,7 @@ TABLES = st.lists(contents(min_size=0, max_size=12), max_size=5)
 @pytest.mark.slow
 @given(TABLES, st.integers(1, 120))
 def test_ledgers_keep_every_message_in_order_and_below_the_limit(tables: list[pa.Table], limit: int) -> None:
-    cut = [ledger.to_pylist() for ledger in cut_ledgers(tables, limit)]
+    cut = [ledger.to_pylist() for ledger in cut_into_ledgers(tables, limit)]
     assert [row for ledger in cut for row in ledger] == [row for table in tables for row in table.to_pylist()]
     sizes = [[logical_size(row) for row in ledger] for ledger in cut]
     assert all(len(ledger) == 1 or (len(ledger) > 0 and sum(ledger) <= limit) for ledger in sizes)
@@ -40,19 +40,19 @@ def test_ledgers_keep_every_message_in_order_and_below_the_limit(tables: list[pa
 def test_a_ledger_has_no_more_rows_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "LEDGER_ROWS", 4)
     table = pa.table({name: pa.nulls(10, INPUT_SCHEMA.field(name).type) for name in INPUT_SCHEMA.names})
-    assert [len(ledger) for ledger in cut_ledgers([table.cast(INPUT_SCHEMA)], 1000)] == [4, 4, 2]
+    assert [len(ledger) for ledger in cut_into_ledgers([table.cast(INPUT_SCHEMA)], 1000)] == [4, 4, 2]
 
 
 def test_no_messages_make_no_ledgers() -> None:
-    assert list(cut_ledgers([], 100)) == []
-    assert list(cut_ledgers([INPUT_SCHEMA.empty_table()], 100)) == []
+    assert list(cut_into_ledgers([], 100)) == []
+    assert list(cut_into_ledgers([INPUT_SCHEMA.empty_table()], 100)) == []
 
 
 @pytest.mark.slow
 @given(contents(max_size=8), contents(min_size=0, max_size=8), st.integers(0, 2**62))
 def test_rows_get_ids_and_defaults_and_keep_what_was_given(first: pa.Table, second: pa.Table, offset: int) -> None:
     content = pa.concat_tables([first, second])
-    created = to_rows(content, 42, offset, 1_234)
+    created = to_ledger_rows(content, 42, offset, 1_234)
     assert created.schema == rows.SCHEMA
     assert len(created) == len(content)
     absent = ["producer", "sequence_id", "chunk_uuid", "chunk_index", "chunk_count", "metadata", "retained_at"]

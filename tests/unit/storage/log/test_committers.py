@@ -22,9 +22,9 @@ TIMEOUT = 30.0
 class NoKernel:
     """A system without asynchronous flushes."""
 
-    is_possible = False
+    is_supported = False
 
-    def begin(self, flushes: Sequence[tuple[int, FlushEnd]]) -> int:
+    def begin_flushes(self, flushes: Sequence[tuple[int, FlushEnd]]) -> int:
         return 0
 
 
@@ -59,11 +59,11 @@ class Waiting:
         self._turns = turns
         self._ends = ends
 
-    def begin(self) -> int | None:
+    def begin_commit(self) -> int | None:
         self._turns.put(self._descriptor)
         return self._descriptor
 
-    def end_flush(self, error: BaseException | None) -> None:
+    def complete_flush(self, error: BaseException | None) -> None:
         self._ends.put((self._descriptor, error and str(error)))
 
 
@@ -93,17 +93,17 @@ def queues() -> Queues:
 def test_a_timer_far_in_the_future_stops_nothing() -> None:
     """Kafka's default of `flush.ms` is 292 million years."""
     threads, turns, ends = Committers(1, NoKernel()), SimpleQueue[int | None](), SimpleQueue[object]()
-    threads.put_at(time.monotonic() + 9.2e15, Waiting(None, turns, ends))
-    threads.put(Waiting(None, turns, ends))
+    threads.enqueue_at(time.monotonic() + 9.2e15, Waiting(None, turns, ends))
+    threads.enqueue(Waiting(None, turns, ends))
     assert turns.get(timeout=TIMEOUT) is None
 
 
 def test_queues_take_turns_in_the_order_in_which_they_were_put(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     files, threads = Files(monkeypatch), Committers(1, NoKernel())
-    threads.put(queues[1])
+    threads.enqueue(queues[1])
     assert files.begun.get(timeout=TIMEOUT) == 1
     for descriptor in (2, 3, 1, 4):
-        threads.put(queues[descriptor])
+        threads.enqueue(queues[descriptor])
     files.go_on.set()
     assert taken(queues.turns, 5) == [1, 2, 3, 1, 4]
     assert len(queues.ended(5)) == 5
@@ -114,7 +114,7 @@ def test_without_the_kernel_as_many_files_are_flushed_as_there_are_threads(
 ) -> None:
     files, threads = Files(monkeypatch), Committers(3, NoKernel())
     for descriptor in range(20):
-        threads.put(queues[descriptor])
+        threads.enqueue(queues[descriptor])
     for _ in range(3):
         files.begun.get(timeout=TIMEOUT)
     files.go_on.set()
@@ -128,12 +128,12 @@ def test_a_disk_that_hangs_holds_few_threads_and_the_others_go_on(
     """One thread of two flushes a file; the kernel has all others, and a queue without a flush has its turn."""
     kernel, files = HeldKernel(), Files(monkeypatch)
     threads = Committers(2, kernel)
-    threads.put(queues[0])
+    threads.enqueue(queues[0])
     assert files.begun.get(timeout=TIMEOUT) == 0
     before = threading.active_count()
     for descriptor in range(1, 301):
-        threads.put(queues[descriptor])
-    threads.put(queues[None])
+        threads.enqueue(queues[descriptor])
+    threads.enqueue(queues[None])
     assert taken(queues.turns, 302)[-1] is None
     assert threading.active_count() <= before + 1
     assert files.highest == 1
@@ -150,7 +150,7 @@ def test_what_the_kernel_does_not_take_is_flushed_by_the_thread(
     kernel, files = HeldKernel(room=2), Files(monkeypatch)
     threads = Committers(1, kernel)
     for descriptor in range(4):
-        threads.put(queues[descriptor])
+        threads.enqueue(queues[descriptor])
     files.go_on.set()
     assert [files.begun.get(timeout=TIMEOUT) for _ in range(2)] == [2, 3]
     for _ in range(2):
@@ -162,14 +162,14 @@ def test_each_queue_learns_of_the_failure_of_its_own_file(queues: Queues, monkey
     files, threads = Files(monkeypatch, 1), Committers(1, NoKernel())
     files.go_on.set()
     for descriptor in (0, 1, 2):
-        threads.put(queues[descriptor])
+        threads.enqueue(queues[descriptor])
     assert queues.ended(3) == [(0, None), (1, f"[Errno {errno.EIO}] the disk fails"), (2, None)]
 
 
 def test_a_queue_has_its_turn_at_its_time(queues: Queues) -> None:
     threads = Committers(1, NoKernel())
-    threads.put_at(time.monotonic() + 3600, queues[None])  # must not hold up the next one
-    threads.put_at(time.monotonic() - 1, Waiting(None, queues.turns, queues.ends))
+    threads.enqueue_at(time.monotonic() + 3600, queues[None])  # must not hold up the next one
+    threads.enqueue_at(time.monotonic() - 1, Waiting(None, queues.turns, queues.ends))
     assert taken(queues.turns, 1) == [None]
     assert queues.turns.empty()
 
@@ -179,7 +179,7 @@ def test_threads_end_when_nothing_comes_and_begin_again(queues: Queues, monkeypa
     before = set(threading.enumerate())
     threads = Committers(1, NoKernel())
     for _ in range(3):
-        threads.put(queues[None])
+        threads.enqueue(queues[None])
         assert taken(queues.turns, 1) == [None]
         for thread in set(threading.enumerate()) - before:
             thread.join(TIMEOUT)
@@ -188,10 +188,10 @@ def test_threads_end_when_nothing_comes_and_begin_again(queues: Queues, monkeypa
 
 def test_a_process_that_was_forked_has_threads_of_its_own(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     files, threads = Files(monkeypatch), Committers(1, NoKernel())
-    threads.put(queues[0])
+    threads.enqueue(queues[0])
     assert files.begun.get(timeout=TIMEOUT) == 0
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    threads.put(queues[1])
+    threads.enqueue(queues[1])
     assert files.begun.get(timeout=TIMEOUT) == 1, "the thread of the other process would never take it"
     files.go_on.set()
     assert len(queues.ended(2)) == 2
@@ -201,7 +201,7 @@ def test_a_thread_that_cannot_start_leaves_the_work_to_the_others(
     queues: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, threads = Files(monkeypatch), Committers(2, NoKernel())
-    threads.put(queues[0])
+    threads.enqueue(queues[0])
     assert files.begun.get(timeout=TIMEOUT) == 0
 
     def fail(_: threading.Thread) -> None:
@@ -209,8 +209,8 @@ def test_a_thread_that_cannot_start_leaves_the_work_to_the_others(
 
     with monkeypatch.context() as limited:
         limited.setattr(threading.Thread, "start", fail)
-        threads.put(queues[1])
+        threads.enqueue(queues[1])
         with pytest.raises(RuntimeError):
-            Committers(1, NoKernel()).put(queues[2])
+            Committers(1, NoKernel()).enqueue(queues[2])
     files.go_on.set()
     assert queues.ended(2) == [(0, None), (1, None)]

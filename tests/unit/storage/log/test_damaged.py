@@ -184,7 +184,7 @@ def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workben
     (row,) = bench.metadata.segments.of_topic(topic.record.id)
     assert row.content is not None
     shorter = replace(row.content, entries=10, last_offset=OFFSETS[10] - 1)
-    table, _ = recovered_rows(LocalSegment.of(bench.log, topic.record, row), shorter)
+    table, _ = recovered_rows(LocalSegment.from_row(bench.log, topic.record, row), shorter)
     assert table.column("offset").to_pylist() == [*range(OFFSETS[10])]
     assert table.column("entry_id").to_pylist()[-1] == 9
 

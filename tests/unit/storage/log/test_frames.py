@@ -7,7 +7,7 @@ from dataclasses import replace
 import google_crc32c
 import pytest
 
-from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_checksum, frame_head, read_header
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, encode_frame_head, frame_checksum, read_header
 
 HEADER = SegmentHeader("00112233445566778899aabbccddeeff", 7, 1000)
 
@@ -29,7 +29,7 @@ def test_the_header_byte_by_byte() -> None:
 def test_a_frame_byte_by_byte() -> None:
     covered = (5).to_bytes(8, "big") + (1012).to_bytes(8, "big") + (7).to_bytes(4, "big") + bytes([1]) + b"entry.."
     checksum = google_crc32c.extend(HEADER.checksum, covered)
-    head = frame_head(HEADER.checksum, 5, 1012, b"entry..")
+    head = encode_frame_head(HEADER.checksum, 5, 1012, b"entry..")
     assert head == (7).to_bytes(4, "big") + bytes([1]) + checksum.to_bytes(4, "big")
     assert len(head) == FRAME_BYTES
 

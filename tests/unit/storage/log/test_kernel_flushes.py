@@ -20,7 +20,7 @@ TIMEOUT = 30.0
 @pytest.fixture
 def flushes() -> KernelFlushes:
     created = kernel_flushes.kernel_flushes()
-    if not created.is_possible:
+    if not created.is_supported:
         pytest.skip("this system has no asynchronous flushes")
     return created
 
@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 def test_each_flush_ends_once(flushes: KernelFlushes, file: int) -> None:
     ends: SimpleQueue[OSError | None] = SimpleQueue()
     for _ in range(3):
-        assert flushes.begin([(file, ends.put)] * 100) == 100
+        assert flushes.begin_flushes([(file, ends.put)] * 100) == 100
     assert [ends.get(timeout=TIMEOUT) for _ in range(300)] == [None] * 300
     assert ends.empty()
 
@@ -45,15 +45,15 @@ def test_a_file_that_cannot_be_flushed_and_those_after_it_are_left(flushes: Kern
     ends: SimpleQueue[OSError | None] = SimpleQueue()
     no_file = os.dup(file)
     os.close(no_file)
-    assert flushes.begin([(file, ends.put), (no_file, ends.put), (file, ends.put)]) == 1
-    assert flushes.begin([(no_file, ends.put)]) == 0
+    assert flushes.begin_flushes([(file, ends.put), (no_file, ends.put), (file, ends.put)]) == 1
+    assert flushes.begin_flushes([(no_file, ends.put)]) == 0
     assert ends.get(timeout=TIMEOUT) is None
     assert ends.empty()
 
 
 def test_no_more_are_begun_than_there_is_room_for(flushes: KernelFlushes, file: int) -> None:
     ends: SimpleQueue[OSError | None] = SimpleQueue()
-    count = flushes.begin([(file, ends.put)] * (MOST + 1))
+    count = flushes.begin_flushes([(file, ends.put)] * (MOST + 1))
     assert count <= MOST
     assert [ends.get(timeout=TIMEOUT) for _ in range(count)] == [None] * count
 
@@ -67,25 +67,25 @@ def test_an_end_that_fails_is_logged_and_the_others_are_called(
         raise ZeroDivisionError("a defect")
 
     with caplog.at_level(logging.ERROR):
-        assert flushes.begin([(file, fail), (file, ends.put)]) == 2
-        assert flushes.begin([(file, ends.put)]) == 1
+        assert flushes.begin_flushes([(file, fail), (file, ends.put)]) == 2
+        assert flushes.begin_flushes([(file, ends.put)]) == 1
         assert [ends.get(timeout=TIMEOUT) for _ in range(2)] == [None, None]
 
 
 def test_a_system_that_does_not_know_the_call_is_not_asked_again(flushes: KernelFlushes, file: int) -> None:
     own = KernelFlushes()
     reading, writing = os.pipe()
-    assert own.begin([(writing, print)]) == 0, "a pipe has no flush, as a file system without the call"
-    assert not own.is_possible
-    assert own.begin([(file, print)]) == 0
+    assert own.begin_flushes([(writing, print)]) == 0, "a pipe has no flush, as a file system without the call"
+    assert not own.is_supported
+    assert own.begin_flushes([(file, print)]) == 0
     os.close(reading)
     os.close(writing)
 
 
 def test_an_unknown_machine_flushes_nothing(file: int) -> None:
     other = KernelFlushes("a new machine")
-    assert not other.is_possible
-    assert other.begin([(file, print)]) == 0
+    assert not other.is_supported
+    assert other.begin_flushes([(file, print)]) == 0
 
 
 def test_the_thread_ends_when_nothing_is_flushed_and_begins_again(
@@ -95,7 +95,7 @@ def test_the_thread_ends_when_nothing_is_flushed_and_begins_again(
     own, ends = KernelFlushes(), SimpleQueue[OSError | None]()
     before = set(threading.enumerate())
     for _ in range(2):
-        assert own.begin([(file, ends.put)]) == 1
+        assert own.begin_flushes([(file, ends.put)]) == 1
         assert ends.get(timeout=TIMEOUT) is None
         for thread in set(threading.enumerate()) - before:
             thread.join(TIMEOUT)
@@ -107,4 +107,4 @@ def test_a_thread_that_cannot_start_leaves_all_flushes(file: int, monkeypatch: p
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    assert KernelFlushes().begin([(file, print)]) == 0
+    assert KernelFlushes().begin_flushes([(file, print)]) == 0

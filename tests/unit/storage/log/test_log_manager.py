@@ -399,14 +399,14 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
     with written.append_log() as log:
         log.append(single(b"a", b"1"))
         bench.clock.advance(999)
-        assert topic.log_manager().roll_old(failing) == 0
+        assert topic.log_manager().roll_old_segments(failing) == 0
         bench.clock.advance(1)
-        assert topic.log_manager().roll_old(failing) == 1
+        assert topic.log_manager().roll_old_segments(failing) == 1
     states = [bench.segment_states(one_topic) for one_topic in (topic, slower, damaged, written, empty)]
     assert states == [["ROLLED"], ["OPEN"], ["OPEN"], ["OPEN"], []]
     assert list(failing) == [str(damaged.name)]
     bench.clock.advance(4000)
-    assert slower.log_manager().roll_old({}) == 2
+    assert slower.log_manager().roll_old_segments({}) == 2
     assert (bench.segment_states(slower), bench.segment_states(written)) == (["ROLLED"], ["ROLLED"])
 
 
@@ -415,7 +415,7 @@ def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: W
     bench.metadata.leases.acquire(topic.record.id, "elsewhere", 10**9)
     bench.clock.advance(1000)
     bench.metadata.policies.change([BROKER], {"segment.ms": 1000})
-    assert topic.log_manager().roll_old({}) == 1
+    assert topic.log_manager().roll_old_segments({}) == 1
 
 
 def test_a_segment_in_another_directory_is_left_to_those_who_have_it(

@@ -99,13 +99,13 @@ def test_without_a_wait_only_a_valid_measurement_permits_appends(
 ) -> None:
     clock, disk = ManualClock(), Disk(monkeypatch, 1000)
     room = LogSpaceLimit(clock, tmp_path, lambda: pytest.fail("no limit"), min_free_bytes=1000)
-    assert not room.is_known_to_accept
+    assert not room.is_known_to_have_space
     assert disk.calls == [], "an event loop asks"
     room.check()
-    assert room.is_known_to_accept
+    assert room.is_known_to_have_space
     clock.advance(DISK_MS)
-    assert not room.is_known_to_accept
+    assert not room.is_known_to_have_space
     disk.free = 10
     with pytest.raises(StorageFull):
         room.check()
-    assert not room.is_known_to_accept
+    assert not room.is_known_to_have_space

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ObjectDamaged, ObjectMissing
-from storage.log.frames import FRAME_BYTES, HEADER_BYTES, LARGEST_ENTRY, frame_head
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES, LARGEST_ENTRY, encode_frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark
 from storage.log.segment import FlushPolicy
 from storage.model import LogPosition, MessageId
@@ -34,7 +34,7 @@ def left_open(segment: OneSegment, entries: list[bytes] = ENTRIES, flushed: int 
 
 def torn(entry_id: int, offset: int, data: bytes, keep: int) -> Callable[[OneSegment], bytes]:
     def frame(segment: OneSegment) -> bytes:
-        return (frame_head(segment.header.checksum, entry_id, offset, data) + data)[:keep]
+        return (encode_frame_head(segment.header.checksum, entry_id, offset, data) + data)[:keep]
 
     return frame
 

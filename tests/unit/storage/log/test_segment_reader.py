@@ -12,7 +12,7 @@ import pytest
 
 from storage.errors import ObjectDamaged, ObjectMissing, Unavailable
 from storage.log import segment_reader
-from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES, encode_frame_head
 from storage.log.high_watermark import HighWatermark, HighWatermarkWriter
 from storage.log.segment import FlushPolicy
 from storage.model import LogPosition, MessageId
@@ -286,7 +286,7 @@ def test_a_frame_that_holds_no_entry_is_told(segment: OneSegment) -> None:
     size = segment.rolled([message(0)])
     seed = segment.header.checksum
     with segment.files.log.open("ab") as file:
-        file.write(frame_head(seed, 1, 1001, b"no entry") + b"no entry")
+        file.write(encode_frame_head(seed, 1, 1001, b"no entry") + b"no entry")
     with pytest.raises(ObjectDamaged, match="checksum is right, but its entry is not valid: an entry cannot be taken"):
         list(segment.reader(size + FRAME_BYTES + 8).entries())
 

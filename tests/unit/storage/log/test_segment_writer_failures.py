@@ -217,7 +217,7 @@ def test_an_append_that_two_interrupts_took_out_of_the_queue_gets_an_answer(
     with segment.create() as writer:
         ticket, interrupted = writer.submit(message(0)), writer.submit(message(1))
         with monkeypatch.context() as patch:
-            patch.setattr(ActiveSegmentFile, "cut_back", interrupt)
+            patch.setattr(ActiveSegmentFile, "truncate_to_acknowledged", interrupt)
             patch.setattr(os, "fdatasync", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 interrupted.result()

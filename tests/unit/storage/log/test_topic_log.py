@@ -344,7 +344,7 @@ def test_an_event_loop_appends_only_what_need_not_wait(
         assert appends(b"2")
         assert isinstance(answered.get(timeout=30), AppendResult)
         with monkeypatch.context() as patched:
-            patched.setattr(LogDirectory, "is_known_to_accept", False)
+            patched.setattr(LogDirectory, "is_known_to_have_space", False)
             assert not appends(b"the disk must be measured")
         with monkeypatch.context() as broken:
             broken.setattr(os, "fdatasync", _no_disk)

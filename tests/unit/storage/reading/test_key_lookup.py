@@ -16,7 +16,7 @@ from storage.ledger import key_index, rows
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords, encode_index
 from storage.ledger.manifest import DeletedRows, Manifest, Part, write_manifest
-from storage.log.bulk_append import INPUT_SCHEMA, to_rows
+from storage.log.bulk_append import INPUT_SCHEMA, to_ledger_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import (
     IndexLocation,
@@ -210,7 +210,7 @@ def row_of(number: int) -> int:
 def table_at(numbers: Sequence[int], tombstones: Collection[int]) -> pa.Table:
     """The rows of those numbers, each with its own key and a value that names it, but for tombstones."""
     drawn = [{"key": key_of(n), "payload": None if n in tombstones else b"value-%d" % n} for n in numbers]
-    content = to_rows(pa.Table.from_pylist(drawn, schema=INPUT_SCHEMA), 5, 0, NOW)
+    content = to_ledger_rows(pa.Table.from_pylist(drawn, schema=INPUT_SCHEMA), 5, 0, NOW)
     offsets = pa.array([row_of(number) for number in numbers], pa.int64())
     return content.set_column(0, rows.SCHEMA.field("offset"), offsets).cast(rows.SCHEMA)
 
@@ -259,7 +259,7 @@ def large(request: pytest.FixtureRequest, object_store: ObjectStore) -> tuple[To
         for number, messages in enumerate(tail):
             drawn = [{"key": key_of(n), "payload": payload, "event_time": 10} for n, payload in messages]
             content = pa.Table.from_pylist(drawn, schema=INPUT_SCHEMA)
-            ledgers.append(seal(object_store, to_rows(content, 7 + number, first_offset, NOW)))
+            ledgers.append(seal(object_store, to_ledger_rows(content, 7 + number, first_offset, NOW)))
             first_offset += len(messages)
             expected |= {key_of(n): payload for n, payload in messages}
         expected[b"a missing key"] = None
@@ -300,7 +300,7 @@ def test_a_point_read_takes_few_ranged_reads_whatever_the_size(
 def one_key(store: ObjectStore, hasher: KeyHasher = HASHER) -> TopicSnapshot:
     """A topic with one key, `k`, in its compacted ledger and nothing behind."""
     content = pa.Table.from_pylist([{"key": b"k", "payload": b"v"}], schema=INPUT_SCHEMA)
-    table = to_rows(content, 5, 0, NOW)
+    table = to_ledger_rows(content, 5, 0, NOW)
     return snapshot_of(store, [], [part_of(store, table)], [level(store, [(b"k", 0, 0)], 0, hasher, False)], 0, False)
 
 

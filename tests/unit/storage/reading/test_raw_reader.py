@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.entries.decode import StoredEntry
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange
@@ -46,7 +46,7 @@ def offsets(reading: Iterator[Message]) -> list[int]:
 
 
 def page(reader: PageReader, limits: ReadLimits = ReadLimits(), wait_ms: int = 0) -> list[int]:  # noqa: B008
-    return offsets(messages(iter(reader.poll(limits, wait_ms)), -1))
+    return offsets(assemble_messages(iter(reader.poll(limits, wait_ms)), -1))
 
 
 def trimmed(bench: Workbench, topic: Topic, start: int) -> None:
@@ -221,7 +221,7 @@ def test_below_the_first_offset_a_read_does_as_it_was_told(bench: Workbench, top
 
 
 def _read(topic: Topic, start: StartPosition, reset: OffsetReset) -> list[int]:
-    return offsets(messages(topic.read(start, reset=reset), -1))
+    return offsets(assemble_messages(topic.read(start, reset=reset), -1))
 
 
 @pytest.mark.parametrize("reset", list(OffsetReset))

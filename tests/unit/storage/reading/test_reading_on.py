@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compactor.maintenance.retention import Retention
-from storage.entries.chunk_assembler import messages
+from storage.entries.chunk_assembler import assemble_messages
 from storage.environment import Environment
 from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger.manifest import read_manifest
@@ -30,7 +30,7 @@ def cleanup(bench: Workbench, topic: Topic, policy: str) -> Retention:
 
 
 def page(reader: PageReader, limits: ReadLimits = ReadLimits()) -> list[int]:  # noqa: B008
-    return [message.offset for message in messages(iter(reader.poll(limits)), -1)]
+    return [message.offset for message in assemble_messages(iter(reader.poll(limits)), -1)]
 
 
 def failing(bench: Workbench, topic: Topic, nth: int) -> Topic:
@@ -125,7 +125,7 @@ def test_an_id_below_the_start_is_out_of_range_also_in_the_first_ledger(bench: W
     for lost in (ids[0], ids[4]):
         with pytest.raises(OffsetOutOfRange):
             list(topic.read(lost, reset=OffsetReset.FAIL))
-    assert len(list(messages(topic.read(ids[5], reset=OffsetReset.FAIL), -1))) == 5
+    assert len(list(assemble_messages(topic.read(ids[5], reset=OffsetReset.FAIL), -1))) == 5
     retention.trim(topic.record, 10)
     for lost in (ids[0], ids[9]):
         with pytest.raises(OffsetOutOfRange):

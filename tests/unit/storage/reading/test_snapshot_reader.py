@@ -14,7 +14,7 @@ from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import encode_bitmaps
 from storage.ledger.manifest import Manifest, Part, write_manifest
 from storage.ledger.seek import SeekMessageId
-from storage.log.bulk_append import INPUT_SCHEMA, to_rows
+from storage.log.bulk_append import INPUT_SCHEMA, to_ledger_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LogPosition, MessageId, TopicName
 from storage.objects.interface import ObjectStore
@@ -33,7 +33,7 @@ NAME = TopicName.parse("t")
 def part_without(store: ObjectStore, dead: set[int]) -> Part:
     """A part of 20 rows in groups of 4; those numbered in `dead` do not count any more."""
     content = pa.Table.from_pylist([{"key": b"%d" % n, "payload": b"v"} for n in range(30)], schema=INPUT_SCHEMA)
-    table = to_rows(content, 5, FIRST, NOW).take([offset - FIRST for offset in OFFSETS])
+    table = to_ledger_rows(content, 5, FIRST, NOW).take([offset - FIRST for offset in OFFSETS])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "GROUP_ROWS", 4)
         ledger = seal(store, table)

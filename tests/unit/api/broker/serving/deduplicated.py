@@ -12,7 +12,7 @@ from api.broker.serving.logs import HeldLog, TopicLogs
 from api.broker.serving.producer import Producer
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.encode import encode_message
-from storage.entries.replicated import POSITION_PROPERTY, Source, take_source
+from storage.entries.replicated import POSITION_PROPERTY, Source, split_source
 from storage.log.group_commit import AppendOutcome
 from storage.log.lease_renewer import LeaseRenewer
 from storage.log.segment import AppendResult
@@ -35,7 +35,7 @@ def replicate(cluster: str, ledger_id: int, entry_id: int, publish_time: int = 1
     """An entry of the replicator of `cluster`, by a producer that this cluster has, too."""
     described = metadata(producer_name="a", sequence_id=0, publish_time=publish_time, replicated_from=cluster, **fields)
     described.properties.add(key=POSITION_PROPERTY, value=f"{ledger_id}:{entry_id}")
-    source, stored = take_source(entry(described, f"{ledger_id}:{entry_id}".encode()))
+    source, stored = split_source(entry(described, f"{ledger_id}:{entry_id}".encode()))
     return queued(f"pulsar.repl.{cluster}", 0, stored, source)
 
 

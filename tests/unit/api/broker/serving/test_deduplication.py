@@ -205,7 +205,7 @@ def test_ids_are_told_in_the_order_in_which_they_are_compared() -> None:
     """A chunk that is not the last comes before the message is whole, and after the message before it."""
     ascending = [(6, deduplication.WHOLE), (7, 0), (7, 1), (7, deduplication.WHOLE), (8, deduplication.WHOLE)]
     assert all(earlier < later for earlier, later in pairwise(ascending))
-    assert [deduplication.last_complete_number(sequence) for sequence in ascending] == [6, 6, 6, 7, 8]
+    assert [deduplication.last_complete_sequence_number(sequence) for sequence in ascending] == [6, 6, 6, 7, 8]
 
 
 # Replicators

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage.entries.even_batches import WORD_BYTES, even_messages
 from storage.entries.pulsar_metadata_pb2 import SingleMessageMetadata
+from storage.entries.uniform_batches import WORD_BYTES, decode_uniform_messages
 from tests.pulsar_entries import batch_payload, single
 
 ONE = b"\x18\x01"
@@ -15,7 +15,7 @@ ONE = b"\x18\x01"
 def read(*messages: tuple[SingleMessageMetadata | bytes, bytes]) -> tuple[list[object] | None, ...] | None:
     """Keys, payloads, sequence ids and event times of messages; None: they are left to another decoder."""
     data = batch_payload(messages)
-    even = even_messages(data + b"\xff" * WORD_BYTES, len(messages), len(data) // len(messages))
+    even = decode_uniform_messages(data + b"\xff" * WORD_BYTES, len(messages), len(data) // len(messages))
     if even is None:
         return None
     for column in (even.keys, even.payloads):
@@ -69,7 +69,7 @@ DIFFERENT = {
 def test_a_message_that_states_another_size_is_left_out() -> None:
     data = bytearray(batch_payload([(ONE, b"v")] * 2))
     data[len(data) // 2 + 3] += 1
-    assert even_messages(bytes(data) + bytes(WORD_BYTES), 2, len(data) // 2) is None
+    assert decode_uniform_messages(bytes(data) + bytes(WORD_BYTES), 2, len(data) // 2) is None
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -100,4 +100,4 @@ def test_another_layout_is_left_out(name: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x02", b"\0\0\0\x09\x18\x00", b"\xff" * 8, b"\0\0\0\x03\x12\x01k"])
 def test_messages_that_are_cut_off_are_left_out(data: bytes) -> None:
-    assert even_messages(data + bytes(WORD_BYTES), 1, len(data)) is None
+    assert decode_uniform_messages(data + bytes(WORD_BYTES), 1, len(data)) is None

@@ -40,8 +40,9 @@ _FLAGS = (BASE64, NULL_VALUE, COMPACTED_OUT)
 _NUMBERS = {PAYLOAD_SIZE, SEQUENCE_ID, EVENT_TIME, *_FLAGS}
 
 
-class EvenMessages(NamedTuple):
-    """Messages in order, shape (n,). `sequence_ids`, `event_times` None: the messages have none of their own."""
+class UniformMessages(NamedTuple):
+    """The decoded messages of one size and layout, in order, shape (n,). `sequence_ids`, `event_times` None: the
+    messages have none of their own."""
 
     keys: pa.Array
     payloads: pa.Array
@@ -49,39 +50,43 @@ class EvenMessages(NamedTuple):
     event_times: I64 | None
 
 
-def even_messages(data: bytes, count: int, size: int) -> EvenMessages | None:
-    """Return `count` messages of `size` bytes each, with which `data` begins; WORD_BYTES follow them.
+def decode_uniform_messages(data: bytes, count: int, size: int) -> UniformMessages | None:
+    """Decode the `count` messages of `size` bytes each with which `data` begins; WORD_BYTES follow them.
 
     None: their layouts differ, or are not the expected one.
     """
     layout = None
     with suppress(IndexError):
-        layout = _layout(data[:size])
+        layout = _parse_layout(data[:size])
     if layout is None:
         return None
-    stated = layout.stated_bits()
-    heads = _columns(data, count, size, slice(0, stated.nbytes))
+    stated = layout.common_bits()
+    heads = _byte_columns(data, count, size, slice(0, stated.nbytes))
     words = heads.view(np.uint64).reshape(count, -1)
     if any(((words[:, at] ^ words[0, at]) & bits).any() for at, bits in enumerate(stated)):
         return None
     head_bytes = heads.view(np.uint8).reshape(count, -1)
     sequence_ids, event_times = (
-        None if number is None else _values(head_bytes[:, number]) for number in (layout.sequence_id, layout.event_time)
+        None if number is None else _decode_varint_columns(head_bytes[:, number])
+        for number in (layout.sequence_id, layout.event_time)
     )
-    keys = pa.nulls(count, pa.binary()) if layout.key is None else _binary(data, count, size, layout.key)
-    return EvenMessages(keys, _binary(data, count, size, slice(layout.payload_at, size)), sequence_ids, event_times)
+    keys = pa.nulls(count, pa.binary()) if layout.key is None else _binary_array(data, count, size, layout.key)
+    return UniformMessages(
+        keys, _binary_array(data, count, size, slice(layout.payload_at, size)), sequence_ids, event_times
+    )
 
 
 class _Layout(NamedTuple):
-    """The bytes of each field in a message; None: it has no such field."""
+    """The byte ranges of the fields in a message. None: it has no such field."""
 
     key: slice | None
     sequence_id: slice | None
     event_time: slice | None
     payload_at: int
 
-    def stated_bits(self) -> Any:
-        """Return the bits that all messages of this layout have in common, in words, shape (words,)."""
+    def common_bits(self) -> Any:
+        """Return a mask of the bits that are equal in all messages of this layout, in words of 8 bytes, shape
+        (words,)."""
         stated = np.zeros(-(-self.payload_at // WORD_BYTES) * WORD_BYTES, np.uint8)
         stated[: self.payload_at] = 0xFF
         for field, bits in (self.key, 0), (self.sequence_id, MORE), (self.event_time, MORE):
@@ -90,8 +95,9 @@ class _Layout(NamedTuple):
         return stated.view(np.uint64)
 
 
-def _layout(message: bytes) -> _Layout | None:
-    """Return the layout of a message; None: it is not the expected one. Raises IndexError for a message cut off."""
+def _parse_layout(message: bytes) -> _Layout | None:
+    """Return the layout of a message; None: it is not the expected one. Raises IndexError for a message that is cut
+    off."""
     payload_at = 4 + int.from_bytes(message[:4], "big")
     if payload_at > _LONGEST_HEAD:
         return None
@@ -112,21 +118,23 @@ def _layout(message: bytes) -> _Layout | None:
     return _Layout(key, fields.get(SEQUENCE_ID), fields.get(EVENT_TIME), payload_at)
 
 
-def _columns(data: bytes, count: int, size: int, columns: slice) -> Any:
-    """Return some columns of the matrix, an item of bytes for each row, shape (n,)."""
+def _byte_columns(data: bytes, count: int, size: int, columns: slice) -> Any:
+    """Return the bytes `columns` of each message, one item of bytes for each, shape (n,). `size`: the bytes of a
+    message."""
     width = columns.stop - columns.start
     return np.ndarray(count, f"V{width}", data, columns.start, (size,)).copy()
 
 
-def _binary(data: bytes, count: int, size: int, columns: slice) -> pa.Array:
+def _binary_array(data: bytes, count: int, size: int, columns: slice) -> pa.Array:
     width = columns.stop - columns.start
-    values = _columns(data, count, size, columns).view(np.uint8) if width else b""
+    values = _byte_columns(data, count, size, columns).view(np.uint8) if width else b""
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(width)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(values)])
 
 
-def _values(digits: Any) -> I64:
-    """Return numbers, low bits first. `digits`: their bytes, shape (n, bytes)."""
+def _decode_varint_columns(digits: Any) -> I64:
+    """Decode one varint of each message from its bytes, low bits first; return the numbers. `digits`: the bytes, shape
+    (n, bytes)."""
     values = np.zeros(len(digits), np.int64)
     for place in range(digits.shape[1]):
         values |= (digits[:, place] & ~np.uint8(MORE)).astype(np.int64) << (7 * place)
