@@ -43,7 +43,9 @@ def test_rows_below_the_start_or_too_old_are_left_out(retention_filter: Retentio
     assert retention_filter.visible_rows(table(*rows)).column("offset").to_pylist() == expected
     assert [offset for offset, time in rows if retention_filter.shows(offset, time)] == expected
     assert (
-        retention_filter.visible_rows(table().cast(pa.schema([("offset", pa.int64()), ("publish_time", pa.int64())]))).num_rows
+        retention_filter.visible_rows(
+            table().cast(pa.schema([("offset", pa.int64()), ("publish_time", pa.int64())]))
+        ).num_rows
         == 0
     )
 
