@@ -336,7 +336,7 @@ class LogManager:
                 )
 
     def _abandoned_segments(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
-        """Return the segments that were tried too often, except those whose last sealer still lives."""
+        """Return the segments whose sealing was tried too often, except those whose last sealer still lives."""
         too_often = [segment for segment in waiting if segment.has_exceeded_sealing_tries]
         if not too_often:
             return []
