@@ -114,7 +114,7 @@ for _words, _command in _COMMANDS.items():
 
 
 @app.callback()
-def options(
+def read_global_options(
     context: typer.Context,
     config: Annotated[
         str | None, typer.Option(help="File of settings: TOML, or .conf and .properties [COMPACTOR_CONFIG]")
@@ -151,7 +151,7 @@ def options(
 
 
 def main() -> None:
-    """Run the program. Exits with a code of `exit_codes`."""
+    """Run `compactor`. Exits with a code of `exit_codes`."""
     run_program(app, "compactor", "the reported steps are complete, and no incomplete result is visible")
 
 

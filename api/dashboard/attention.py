@@ -44,7 +44,7 @@ class FailureReason:
 
     @property
     def text_with_remedy(self) -> str:
-        """Return the reason, which ends with where to find what to do."""
+        """Return the reason with a hint to the page that says what to do."""
         return self.text if STEPS_ON_PAGE in self.text else f"{self.text}; {STEPS_ON_PAGE}"
 
 

@@ -158,10 +158,10 @@ def refusal_of(request: Request, error: CompactorError | RestException) -> Refus
 
 
 def redirect(path: str, **query: object) -> Response:
-    """Return the redirection of a browser from an executed form to a page."""
+    """Return the response that redirects a browser from an executed form to a page. `query`: of the page's URL."""
     return RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303, HEADERS)
 
 
 def redirect_to_topic(topic: TopicName, place: str = "", **query: object) -> Response:
-    """Return the redirection to a page of a topic. `place`: the end of its path."""
+    """Return the response that redirects a browser to a page of a topic. `place`: the end of its path."""
     return redirect(topic_path(topic) + place, **query)

@@ -48,7 +48,7 @@ def _change_policy(broker: Broker, request: Request, topic: TopicName, form: For
     return redirect_to_topic(topic, "/policies", changed=name)
 
 
-def _trim(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
+def _execute_trim_form(broker: Broker, request: Request, topic: TopicName, form: Form) -> Response:
     before = without_commas(form.get("before", ""))
     place = parse_trim_position(before) if before else None
     trimmed = compaction.trim(broker, topic, place, dry_run=_is_dry_run(form), force=False)
@@ -110,7 +110,9 @@ BUTTONS = (
     Button("pause", "pauseNow", _EITHER, _compaction_control_handler(compaction.pause, "paused")),
     Button("resume", "resumeNow", _EITHER, _compaction_control_handler(compaction.resume, "resumed")),
     Button("policies", "setPolicyNow", (AuthAction.ADMIN,), _change_policy),
-    Button("trim", "trimNow", (AuthAction.ADMIN,), _trim, _render_trim_form, WaitsFor.WORK, _trim_rest_call),
+    Button(
+        "trim", "trimNow", (AuthAction.ADMIN,), _execute_trim_form, _render_trim_form, WaitsFor.WORK, _trim_rest_call
+    ),
 )
 for _button in BUTTONS:
     add_button_routes(router, _button)

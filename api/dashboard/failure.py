@@ -49,7 +49,7 @@ class LostObject:
 
     @property
     def kind(self) -> ObjectKind | None:
-        """Return the kind of the object; None: it is not known."""
+        """Return the kind of the lost object by its name; None: it is not known."""
         parsed = names.parse(self.name)
         return None if parsed is None else parsed.kind
 
@@ -59,7 +59,7 @@ class LostObject:
         return "is not in the object store" if self.is_missing else "is damaged"
 
     def breaks_compacted_reads(self, ledger_id: int | None) -> bool:
-        """Return whether compacted reads of this compacted ledger need the object."""
+        """Return whether compacted reads of the compacted ledger `ledger_id` need the lost object."""
         return ledger_id is not None and self.ledger_id == ledger_id and self.kind not in _ONLY_FOR_KEYS
 
 

@@ -71,7 +71,7 @@ def exact_time(value: int | None) -> str:
 
 
 def _utc_datetime(milliseconds: int) -> datetime | None:
-    """Return a time in UTC; None: no calendar has it."""
+    """Convert milliseconds since the Unix epoch to a time in UTC; None: no calendar has it."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -120,7 +120,7 @@ def breakable(value: object) -> Markup:
 
 
 def shorten(name: str, limit: int = 12) -> str:
-    """Return a name, cut after `limit` characters."""
+    """Return a name, cut after `limit` characters and marked with an ellipsis."""
     return name if len(name) <= limit else name[:limit] + "…"
 
 

@@ -35,7 +35,8 @@ async def show_login(request: Request, next: str = "/") -> Response:
 
 @router.post(LOGIN)
 async def log_in(context: Context, request: Request) -> Response:
-    """Store a valid token in the cookie, and redirect to the page of `next`."""
+    """Check the token of the login form, store it in a cookie, and redirect to the page of `next`. A bad token: the
+    form again."""
     form = await read_same_origin_form(request)
     token, place = form.get("token", "").strip(), form.get("next", "/")
     reason = context.access.token_refusal_reason(token)

@@ -136,7 +136,7 @@ class PageRoutes(Routes):
 
 
 def is_page_path(path: str) -> bool:
-    """Return whether a path is one of the dashboard."""
+    """Return whether a path belongs to the dashboard."""
     return path == "/" or path == DASHBOARD.rstrip("/") or path.startswith(DASHBOARD)
 
 
@@ -252,7 +252,7 @@ def _visible_tabs(request: Request, topic: TopicName) -> Sequence[Tab]:
 
 
 def topic_path(topic: TopicName) -> str:
-    """Return the path of a topic's page."""
+    """Return the URL path of a topic's page."""
     return "/dashboard/topics/" + "/".join(map(encode_path_segment, (topic.tenant, topic.namespace, topic.topic)))
 
 

@@ -146,7 +146,7 @@ def draw_chart(runs: Sequence[Run]) -> RunChart:
 
 
 def run_text(run: Run) -> str:
-    """Return the numbers of a run in words."""
+    """Return the numbers of a run in words: state, start, messages, bytes and duration of its phases."""
     ended = run_duration(run)
     words = [f"Run {run['run']}, {run['state'].lower()}, {time(run['started_at'])}"]
     if "messages_out" in run["statistics"]:

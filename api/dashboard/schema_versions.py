@@ -57,7 +57,8 @@ class SchemaHistory:
 
 
 def schema_history(registry: SchemaRegistry, topic: TopicName) -> SchemaHistory:
-    """Return the newest versions of a topic's schema. Reads the database."""
+    """Return the newest versions of a topic's schema, each with its difference to the version before. Reads the
+    database."""
     outlines = registry.outlines(topic)
     newest = outlines[-SHOWN - 1 :]
     short = [item for item in newest if item.size <= MOST_BYTES // len(newest)]

@@ -55,7 +55,7 @@ def reset_rest_call(request: Request, topic: TopicName, form: Form) -> RestCall:
 
 
 def _parse_position(form: Form) -> CursorPosition:
-    """Return the position that a form chooses. Raise InvalidInput."""
+    """Return the position of a subscription that a form chooses. Raise InvalidInput."""
     match form.get("to"):
         case "earliest":
             return EARLIEST

@@ -122,7 +122,7 @@ class TopicView:
 
     @property
     def was_compacted(self) -> bool:
-        """Return whether one of the runs published a compacted ledger."""
+        """Return whether one of the topic's newest runs published a compacted ledger."""
         return any(run["compacted_ledger"] is not None for run in self.runs)
 
     def found_nothing_new(self, after: int | None) -> bool:
@@ -133,17 +133,17 @@ class TopicView:
 
     @property
     def active_run(self) -> dict[str, Any] | None:
-        """Return the active run, or None."""
+        """Return the document of the active run; None: no run is active."""
         return next((run for run in self.runs if run["state"] == "RUNNING"), None)
 
     @property
     def listed_runs(self) -> Sequence[ListedRun]:
-        """Return the newest runs, which the table lists."""
+        """Return the newest runs, which the table of the page lists."""
         return [ListedRun(run, *messages_in_and_out(run)) for run in self.runs[:RUNS_IN_TABLE]]
 
     @property
     def phases(self) -> Sequence[RunQuantity]:
-        """Return the phases that took time in a run of the table."""
+        """Return the phases that took time in at least one run of the table."""
         return [phase for phase in PHASES if any(phase.value(run) for run in self.runs[:RUNS_IN_TABLE])]
 
 
@@ -166,7 +166,7 @@ class KeyLookup:
 
     @property
     def problem(self) -> str:
-        """Return the reason of a failed lookup; empty: it succeeded."""
+        """Return the reason why the look-up of a key failed; empty: it succeeded."""
         failure = failure_of_read(self.error)
         if failure is not None and failure.lost is not None and failure.lost.ledger_id is None:
             return failure.what[0].lower() + failure.what.rstrip(".")[1:]  # the public text of the error says less
@@ -174,7 +174,7 @@ class KeyLookup:
 
     @property
     def has_steps(self) -> bool:
-        """Return whether a lost object ended the lookup: the page says what to do."""
+        """Return whether a lost object ended the look-up, so that the page says what to do."""
         return failure_of_read(self.error) is not None
 
 

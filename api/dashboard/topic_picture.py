@@ -78,7 +78,8 @@ class Extent:
 
 @dataclass(frozen=True)
 class Mark:
-    """A line at an offset, with its text in the numbers of the slice and its shorter label."""
+    """A vertical line of the picture at an offset. `title`: its text in the numbers of a slice; `label`: a shorter
+    one."""
 
     kind: str
     offset: int
@@ -132,7 +133,7 @@ class Picture:
 
     @property
     def slice_count(self) -> int:
-        """Return the number of slices."""
+        """Return the number of slices of the picture."""
         return len(self.texts)
 
 
@@ -237,7 +238,7 @@ def _label_width_percent(text: str) -> float:
 
 @dataclass(frozen=True)
 class _PlacedMark:
-    """A mark at `x`, in percent of the width."""
+    """A mark of the picture at the position `x`, in percent of the width."""
 
     mark: Mark
     x: float
@@ -248,7 +249,7 @@ class _PlacedMark:
 
     @property
     def text_anchor(self) -> str:
-        """Return the side of the line that has room for the label: it begins, ends or has its middle at the line."""
+        """Return the text anchor of the label, by the side of the line that has room: start, end or middle."""
         width = _label_width_percent(self.label_text)
         return "start" if self.x + width <= 100 else "end" if self.x >= width else "middle"
 
@@ -312,7 +313,7 @@ def divide_into_slices(extents: Sequence[Extent], marks: Sequence[Mark], first: 
 
 
 def _draw_columns(kind: str, divided: Sequence[Slice], bottom: Callable[[Slice], float]) -> Markup:
-    """Draw the columns of a kind, each from its bottom upwards."""
+    """Draw the columns of a kind of messages, each from its bottom upwards."""
     path = "".join(
         f"M{index} {bottom(item):.1f}v{-item.column_height(kind):.1f}h1v{item.column_height(kind):.1f}z"
         for index, item in enumerate(divided)

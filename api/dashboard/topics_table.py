@@ -92,17 +92,17 @@ class TopicRow:
 
     @property
     def backlog_bytes(self) -> int | None:
-        """Return the bytes that are not compacted yet."""
+        """Return the bytes of the topic that are not compacted yet; None: the backlog is not known."""
         return self.backlog.bytes if self.backlog else None
 
     @property
     def cleanable_ratio(self) -> float | None:
-        """Return the cleanable ratio; None: nothing is sealed."""
+        """Return the cleanable ratio of the topic; None: nothing is sealed, or the backlog is not known."""
         return None if self.backlog is None else cleanable_ratio(self.backlog)
 
     @property
     def threshold_share(self) -> float | None:
-        """Return the backlog's share of the threshold; None: no threshold is set."""
+        """Return the backlog as a share of the threshold for compaction; None: no threshold is set."""
         return self.backlog.threshold_share if self.backlog else None
 
     @property
@@ -112,7 +112,7 @@ class TopicRow:
 
 
 def topic_rows(summaries: Iterable[TopicSummary], backlogs: Iterable[Backlog]) -> list[TopicRow]:
-    """Return rows without states, in the order of the summaries."""
+    """Join summaries and backlogs of topics to table rows without states, in the order of the summaries."""
     by_id = {backlog.topic.id: backlog for backlog in backlogs}
     return [TopicRow(summary, by_id.get(summary.topic_id)) for summary in summaries]
 
@@ -219,7 +219,7 @@ class TableView:
 
     @property
     def descends(self) -> bool:
-        """Return whether the largest value comes first."""
+        """Return whether the table is sorted in descending order."""
         return self.sort.startswith("-")
 
 
@@ -274,7 +274,7 @@ class TopicsPage:
 
 
 def totals(rows: Sequence[TopicRow]) -> Totals:
-    """Return the totals of the topics."""
+    """Return the totals of the topics in some rows."""
     raw_bytes = sum(row.raw_bytes for row in rows)
     return Totals(
         len(rows),

@@ -174,24 +174,26 @@ def _check_message_columns(file: str, names: list[str]) -> None:
 def _messages_by_key_field(rows: RowPositions, table: pa.Table, options: InputOptions) -> pa.Table:
     key, value, time = options.key_field, options.value_field, options.timestamp_field
     assert key is not None
-    keys = decode_column(rows, _column(table, key), options.key_encoding, key)
-    event_times = None if time is None else parse_times(rows, _column(table, time), time)
+    keys = decode_column(rows, _combined_column(table, key), options.key_encoding, key)
+    event_times = None if time is None else parse_times(rows, _combined_column(table, time), time)
     if value is None:
         payloads = json_rows(rows.file, table)
     else:
-        payloads = decode_column(rows, _column(table, value), options.value_encoding, value)
+        payloads = decode_column(rows, _combined_column(table, value), options.value_encoding, value)
         _check_missing_values(rows, keys, payloads, options)
     return message_table(rows, keys, payloads, event_times, options.refuses_empty_values, key)
 
 
 def _messages_by_message_columns(rows: RowPositions, table: pa.Table, options: InputOptions) -> pa.Table:
-    keys = decode_column(rows, _column(table, "key"), options.key_encoding, "key")
-    payloads = decode_column(rows, _column(table, "value"), options.value_encoding, "value")
+    keys = decode_column(rows, _combined_column(table, "key"), options.key_encoding, "key")
+    payloads = decode_column(rows, _combined_column(table, "value"), options.value_encoding, "value")
     _check_missing_values(rows, keys, payloads, options)
     columns = [keys, payloads]
     for name in ("publish_time", "event_time"):
         present = name in table.column_names
-        columns.append(parse_times(rows, _column(table, name), name) if present else pa.nulls(len(table), pa.int64()))
+        columns.append(
+            parse_times(rows, _combined_column(table, name), name) if present else pa.nulls(len(table), pa.int64())
+        )
     columns.append(_properties_column(rows, table))
     return pa.table(columns, schema=INPUT_SCHEMA)
 
@@ -219,10 +221,10 @@ def _properties_column(rows: RowPositions, table: pa.Table) -> pa.Array:
         except msgspec.MsgspecError as error:
             raise ValueError(str(error)) from error
 
-    return rows.convert(_column(table, "properties"), convert, "properties", "a JSON object of texts")
+    return rows.convert(_combined_column(table, "properties"), convert, "properties", "a JSON object of texts")
 
 
-def _column(table: pa.Table, name: str) -> pa.Array:
+def _combined_column(table: pa.Table, name: str) -> pa.Array:
     return table.column(name).combine_chunks()
 
 

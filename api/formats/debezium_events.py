@@ -74,7 +74,7 @@ def read_debezium_events(file: str, options: InputOptions) -> Iterator[pa.Table]
 
 
 def _event_of_line(rows: RowPositions, index: int, line: bytes) -> bytes | None:
-    """Return the event of a line; None: the line is a tombstone."""
+    """Return the change event of a line of JSON; None: the line is a tombstone."""
     if line.strip() == _NULL:
         return None
     decoded = _decode(_LINES, rows, index, line)

@@ -38,7 +38,7 @@ class MessageWriter(Protocol):
         """Write the messages of a table to the file."""
 
     def close(self) -> None:
-        """Write the end of the file. The caller closes the file itself."""
+        """Write the end of the file, such as a footer. The caller closes the file itself."""
 
 
 def open_writer(output_format: ExportFormat, stream: IO[bytes], schema: pa.Schema) -> MessageWriter:

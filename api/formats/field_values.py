@@ -79,7 +79,7 @@ class ScatteredRowPositions(RowPositions):
 
 
 def field_list(names: list[str]) -> str:
-    """Return names of fields as an error lists them."""
+    """Return names of fields as a comma-separated list for an error, cut after twelve names."""
     more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     return f"{', '.join(names[:_SHOWN_FIELDS])}{more}"
 
@@ -134,7 +134,7 @@ def text_bytes(column: pa.Array) -> pa.Array:
 
 
 def is_text_or_binary(kind: pa.DataType) -> bool:
-    """Return whether values of a type are texts or bytes."""
+    """Return whether an Arrow type is one of texts or bytes."""
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     views = (pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
     return any(test(kind) for test in (*kinds, *views))

@@ -149,7 +149,7 @@ class _InterruptibleFile(io.RawIOBase):
         return self._file.readinto(buffer)
 
     def stop(self) -> None:
-        """Let a read that waits end with InterruptedError, in at most `_POLL_MS`."""
+        """Make a read of another thread that waits end with InterruptedError, in at most `_POLL_MS`."""
         self._is_stopped = True
 
     def close(self) -> None:

@@ -234,7 +234,7 @@ def _plain_type_error(error: str) -> str:
 
 
 def _line_error_advice(error: str) -> str:
-    """Return advice for a line that is JSON but no message."""
+    """Return the end of an error message: advice for a line that is JSON but no message; empty if there is none."""
     if "unknown field" in error:
         return f"; a line has {', '.join(field.name for field in msgspec.structs.fields(JsonLine))}"
     if "$.value" in error or "$.key" in error:

@@ -210,7 +210,7 @@ class PartitionReader:
 
     @contextmanager
     def _add_segment_name_to_errors(self, number: int) -> Iterator[None]:
-        """Add the segment's name to an error that has none."""
+        """Prefix the message of an InvalidRecord with the segment's name, unless it names a segment."""
         try:
             yield
         except InvalidRecord as error:
@@ -243,7 +243,7 @@ class PartitionReader:
 
 
 def _has_only_zeros(segment: InputFile, position: int) -> bool:
-    """Return whether a segment has zeros alone from a position on."""
+    """Return whether all bytes of a segment are zero from a position on."""
     while position < segment.size:
         data = segment.read(position, min(READ_BYTES, segment.size - position))
         if data.strip(b"\0"):

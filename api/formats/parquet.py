@@ -66,7 +66,7 @@ def read_parquet_batches(file: str, check: Callable[[pa.Schema], None]) -> Itera
 
 
 def _rows_per_batch(metadata: Any) -> int:
-    """Return the number of rows to read at once. It is smaller for large rows."""
+    """Return the number of rows of a Parquet file to read at once. It is smaller for large rows."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     return min(_BATCH_ROWS, max(1, BATCH_BYTES // max(1, row_bytes)))

@@ -80,7 +80,7 @@ class OffloadedLedger:
         return StoredEntry(entry.entry_id, offset, entry.data, header)
 
     def _read_entries(self) -> Iterator[list[OffloadedEntry]]:
-        """Yield the entries of all blocks, some at a time."""
+        """Yield the entries of all blocks of the data object, some at a time."""
         position, data = 0, self.data
         while position < data.size:
             header = data.read(position, min(BLOCK_HEADER_BYTES, data.size - position))

@@ -54,7 +54,7 @@ for _name, (_about, _commands) in _GROUPS.items():
 
 
 @app.callback()
-def options(
+def read_global_options(
     context: typer.Context,
     admin_url: Annotated[
         str | None, typer.Option(metavar="URL", help="The service: http://host:port [COMPACTOR_ADMIN_URL]")
@@ -85,7 +85,7 @@ def options(
 
 
 def main() -> None:
-    """Run the program. Exits with a code of `exit_codes`."""
+    """Run `compactor-admin`. Exits with a code of `exit_codes`."""
     run_program(app, NAME, "the service continues what was requested")
 
 

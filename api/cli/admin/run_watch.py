@@ -104,7 +104,8 @@ def show_ended_runs(
 
 
 def follow_run(admin: Session, run: int) -> dict[str, Any]:
-    """Follow a run to its end, with its progress on stderr, and return it. A broken connection is opened again."""
+    """Follow a run to its end, with its progress on stderr, and return the run's document. A broken connection is
+    opened again."""
     line = LiveLine(sys.stderr)
     failed, phase = 0, None
     while True:

@@ -49,7 +49,7 @@ class Session:
         return self.output is OutputFormat.JSON
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection to the service, if it was opened."""
         if "service" in vars(self):
             self.service.close()
 
@@ -125,11 +125,12 @@ def _encode_path_part(part: str) -> str:
 
 
 def parse_key_values(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """Return repeated `a=b`, or `a=b,c=d`, as a mapping. Raises InvalidInput."""
+    """Parse `a=b` texts, which are repeated or separated by commas, to a mapping. `option`: its name for the error.
+    Raises InvalidInput."""
     pairs = (pair for text in texts for pair in text.split(","))
     return dict(parse_pair(pair, f"give {option} key=value") for pair in pairs)
 
 
 def split_names(texts: Iterable[str] | None) -> list[str]:
-    """Return names that are repeated or separated by commas."""
+    """Split texts at commas, and return all names in one list; None gives an empty list."""
     return [name for text in texts or () for name in text.split(",") if name]

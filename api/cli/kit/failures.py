@@ -32,7 +32,7 @@ def describe_error(error: Exception, program: str = "compactor") -> str:
 
 
 def _usage_error_line(error: typer.TyperException, program: str) -> str:
-    """Return the line of an error that typer reported."""
+    """Return an error of typer about the use of a command as one line, with a hint to its help."""
     cause: Any = error.__cause__
     if isinstance(error, typer.BadParameter) and hasattr(cause, "errors"):  # pydantic's, whose import takes a while
         error.message = problem_text(cause.errors()[0]) or error.message

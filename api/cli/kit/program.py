@@ -31,7 +31,7 @@ class GlobalOptions(NamedTuple):
 
 
 def create_program(name: str, about: str, exit_codes_help: str) -> typer.Typer:
-    """Return the program `name`, without commands."""
+    """Create a typer program without commands. `about`, `exit_codes_help`: the begin and the end of its help."""
     return typer.Typer(
         name=name,
         help=about,
@@ -85,7 +85,7 @@ def run_program(app: typer.Typer, name: str, interrupt_message: str) -> NoReturn
 
 
 def global_options(command: Any) -> GlobalOptions:
-    """Return the global options of a program."""
+    """Return the names of a program's global options. `command`: the click command of the program."""
     options = GlobalOptions([], [])
     for parameter in command.params:
         options[getattr(parameter, "is_flag", False)].extend(parameter.opts)

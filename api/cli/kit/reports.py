@@ -64,7 +64,7 @@ def _run_cell_text(name: str, value: Any) -> str:
 
 
 def verify_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a verification: checked objects, unchecked parts, differences."""
+    """Return the lines that report a verification to a person: checked objects, unchecked parts, differences."""
     lines = [f"Topic {report['topic']}"]
     if report["compacted_ledger"] is None:
         lines.append("It has no compacted ledger; only its raw ledgers were checked.")
@@ -101,7 +101,7 @@ def _difference_line(difference: Mapping[str, Any]) -> str:
 
 
 def trim_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a trim: its ledgers, and the hold that keeps the rest."""
+    """Return the lines that report a trim to a person: its ledgers, and the hold that keeps the rest."""
     ledgers, held = report["ledgers"], report["held"]
     verb = "Would trim" if report["dry_run"] else "Trimmed"
     trimmed = size(sum(ledger["logical_bytes"] for ledger in ledgers))

@@ -77,7 +77,7 @@ class LiveLine:
         self.is_live = is_terminal(stream)
 
     def show(self, text: str) -> None:
-        """Replace the line by `text`."""
+        """Replace the content of the line on the terminal by `text`."""
         self._visible = True
         self._write(f"\r\x1b[K{escape_controls(text)}")
 

@@ -49,6 +49,7 @@ class AppendTarget:
         self._find_or_create_topic()
 
     def _find_or_create_topic(self) -> None:
+        """Find the topic by its name, or create it with its tenant and namespace, and check its backlog quota."""
         from api.broker import names
         from compactor.maintenance.backlog_limits import BacklogLimits
         from storage.topic import Topic as OpenTopic

@@ -173,7 +173,7 @@ class _CompactionCommand:
     max_garbage_ratio: float
 
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
-        """Yield an outcome for each topic, in order, as soon as it is known."""
+        """Compact the topics. Yield the outcome of each, in order, as soon as it is known."""
         known, dirty = self._outcomes_and_topics_to_compact(names, for_a_run=True)
         pending = deque(names)
 
@@ -189,7 +189,8 @@ class _CompactionCommand:
         yield from take_known()
 
     def estimate_runs(self, names: Sequence[TopicName]) -> list[Estimate]:
-        """Return the estimate of a run of each topic; None: there is nothing to do."""
+        """Estimate a run of each topic by a dry run. Return each topic with its estimate, None if there is nothing to
+        do, or an error."""
         outcomes, dirty = self._outcomes_and_topics_to_compact(names)
         estimates: dict[TopicName, dict[str, object] | Exception] = {
             name: {} if outcome.error is None else outcome.error for name, outcome in outcomes.items()

@@ -35,7 +35,7 @@ _AFTER_ENTRY = (
 
 @dataclass(frozen=True)
 class ExportChoices:
-    """The choices of a user that every export into a folder shares."""
+    """Format, encodings and kind of read, which all exports into a folder share."""
 
     format: FormatName
     read_compacted: bool

@@ -234,7 +234,7 @@ def _messages_with_row_types(table: pa.Table, partition: int) -> Iterator[tuple[
 
 
 def _print_lines_and_check_intact(lines: Iterator[Line], document: Callable[[Message], Line]) -> bool:
-    """Print all lines as JSON, with the fields of their messages. Return True if none reports damage."""
+    """Print all lines as JSON, with the fields of their messages. Return whether no line reports damage."""
     import msgspec
 
     encode: Callable[[Line], bytes] = msgspec.json.Encoder().encode

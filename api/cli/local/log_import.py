@@ -94,7 +94,7 @@ def _report_omitted_records(label: str, newest: str, omitted: OmittedRecords) ->
 
 
 def import_pulsar_ledgers(settings: Settings, topic: TopicName, paths: list[str]) -> None:
-    """Append offloaded ledgers of Pulsar, all or none."""
+    """Append offloaded ledgers of Pulsar to a topic, all or none. `paths`: their files or folders."""
     from api.formats.input_files import open_paths
     from api.formats.pulsar_ledgers import find_ledgers
     from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, SourceLedger

@@ -102,7 +102,7 @@ def resume_mirror(
         typer.Option("--accept-gaps", help="Go on without the records that Kafka removed before they were mirrored."),
     ] = False,
 ) -> None:
-    """Let a mirror go on that is paused or has stopped: where it ended."""
+    """Resume a mirror that is paused or has stopped, from where it ended."""
     from api.broker.mirroring import operations
 
     options: dict[str, Any] = {} if empty_values is None else {"empty_values": empty_values.value}

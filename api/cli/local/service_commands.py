@@ -54,7 +54,7 @@ def check_store(context: typer.Context) -> None:
     """
     settings: Settings = context.obj
     with closing(open_object_store(settings)) as store:
-        database = _check_store_identity(settings, store)
+        database = _database_url_after_identity_check(settings, store)
         report = store.check_capabilities()
     for capability in report.capabilities:
         print_line(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
@@ -64,7 +64,7 @@ def check_store(context: typer.Context) -> None:
     print_line(f"{report.url} can serve as object store")
 
 
-def _check_store_identity(settings: Settings, store: ObjectStore) -> str | None:
+def _database_url_after_identity_check(settings: Settings, store: ObjectStore) -> str | None:
     """Check that the store is not that of another database. Return the URL of the database; None: there is none, or it
     cannot be read, and the reason is printed.
 
