@@ -116,8 +116,8 @@ class _StrippingEngine:
         return self.engine.is_waiting
 
     @property
-    def choice(self) -> str:
-        return self.engine.choice
+    def engine_choice(self) -> str:
+        return self.engine.engine_choice
 
     def run(
         self,

@@ -37,7 +37,10 @@ cancellation and the age of the recorded progress."""
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a trigger. `run` None: no run was claimed, because of `error`, or because nothing was new (P11)."""
+    """Outcome of the compaction of one topic.
+
+    `run` None: no run was claimed, because of `error`, or because nothing was new (P11).
+    """
 
     topic: TopicName
     run: RunRecord | None = None
@@ -45,7 +48,7 @@ class Outcome:
 
     @property
     def compacted_ledger_id(self) -> int | None:
-        """The compacted ledger that the run published, None if it published none."""
+        """The id of the compacted ledger that the run published; None: it published none."""
         return self.run.compacted_ledger_id if self.run else None
 
 
@@ -74,7 +77,7 @@ class TaskSet:
 class StallDetector:
     """Detector of a job that has cores but finishes no task for longer than `limit_ms`; infinity: no limit.
 
-    One thread runs the jobs, another calls `check`.
+    One thread runs the jobs, another calls `check_stalled`.
     """
 
     def __init__(self, clock: Clock = SystemClock(), limit_ms: float = math.inf) -> None:  # noqa: B008
@@ -86,8 +89,8 @@ class StallDetector:
         self.is_over = False
         """True if the current or last job stalled for longer than the limit."""
 
-    def begin(self) -> None:
-        """Note that a new job begins: its time starts, and `is_over` is cleared."""
+    def begin_job(self) -> None:
+        """Start the measurement of a new job, and clear `is_over`."""
         self._ended, self._since, self.is_over = 0, self._clock.now_ms(), False
 
     def record_finished_tasks(self, count: int) -> None:
@@ -95,11 +98,11 @@ class StallDetector:
         if count != self._ended:
             self._ended, self._since = count, self._clock.now_ms()
 
-    def end(self) -> None:
-        """Note that the job has ended: it cannot stall any more. `is_over` stays."""
+    def end_job(self) -> None:
+        """End the measurement: the job cannot stall any more. `is_over` stays."""
         self._since = None
 
-    def check(self, is_waiting: bool = False) -> bool:
+    def check_stalled(self, is_waiting: bool = False) -> bool:
         """Return whether the current job has stalled for longer than the limit; False between two jobs.
 
         `is_waiting`: other jobs use all cores, so time does not count.
@@ -117,17 +120,17 @@ OnFailed = Callable[[RunRecord, BaseException], object]
 
 
 class Job:
-    """One active run in a batch: its steps, the tasks that it waits for (`work`), and in the end its outcome.
+    """One active run in a batch: its steps, the tasks that it waits for (`task_set`), and in the end its outcome.
 
-    `done`: finished tasks of `work`. `engines`: the engine of each phase, with the reason (Engine.choice). The run
-    reads them when it publishes. An error that a step raises becomes the outcome; no method raises it.
+    `done`: finished tasks of `task_set`. `engines`: the engine of each phase, with the reason (Engine.engine_choice).
+    The run reads them when it publishes. An error that a step raises becomes the outcome; no method raises it.
     """
 
     def __init__(self, topic: TopicName, run: RunRecord, steps: Steps, engines: dict[str, str] | None = None) -> None:
         self.topic = topic
         self.run = run
         self.engines = {} if engines is None else engines
-        self.work: TaskSet | None = None
+        self.task_set: TaskSet | None = None
         self.done = 0
         self.fenced = False
         self.outcome: Outcome | None = None
@@ -153,13 +156,13 @@ class Job:
         self._advance(lambda: self._steps.throw(error))
 
     def close(self) -> None:
-        """End the run where it is, without an outcome."""
+        """Close the generator of the run. The job gets no outcome."""
         self._steps.close()
 
     def _advance(self, step: Callable[[], TaskSet]) -> None:
-        self.work, self.done = None, 0
+        self.task_set, self.done = None, 0
         try:
-            self.work = step()
+            self.task_set = step()
         except StopIteration as stop:
             self.outcome = Outcome(self.topic, stop.value)
         except Exception as error:
@@ -167,16 +170,16 @@ class Job:
 
     @property
     def progress(self) -> dict[str, object]:
-        """Phase, finished tasks, and their approximate bytes, for the run's row."""
-        work = self.work
-        if work is None:
+        """Progress for the row of the run: phase, finished tasks, approximate bytes; empty between two phases."""
+        task_set = self.task_set
+        if task_set is None:
             return {}
-        share = self.done / len(work.costs) if work.costs else 1.0
+        share = self.done / len(task_set.costs) if task_set.costs else 1.0
         return {
-            "phase": work.name,
+            "phase": task_set.name,
             "tasks_done": self.done,
-            "tasks_total": len(work.costs),
-            "bytes_done": int(share * sum(work.costs)),
+            "tasks_total": len(task_set.costs),
+            "bytes_done": int(share * sum(task_set.costs)),
         }
 
 
@@ -217,11 +220,11 @@ class BatchRunner:
                         outcomes[number] = job
                     else:
                         claimed[number] = job
-                self._drive([claimed[number] for number in sorted(claimed)])
+                self._run_to_end([claimed[number] for number in sorted(claimed)])
         except BaseException as error:
             for job in claimed.values():
                 if job.outcome is None:
-                    self._record_failure(job.run, error)
+                    self._record_run_failure(job.run, error)
             raise
         finally:
             self.progress.end()
@@ -247,11 +250,11 @@ class BatchRunner:
             for future in as_completed(numbers):
                 yield numbers[future], future.result()
 
-    def _drive(self, jobs: list[Job]) -> None:
+    def _run_to_end(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.start()
             self.record_failure(job)
-        while running := self._waiting(jobs):
+        while running := self._jobs_with_tasks(jobs):
             for job, result in zip(running, self.run_tasks(running), strict=True):
                 if job.fenced:
                     job.fail(self.fencing_error(job.run))
@@ -261,16 +264,16 @@ class BatchRunner:
                     job.resume(result)
                 self.record_failure(job)
 
-    def _waiting(self, jobs: list[Job]) -> list[Job]:
-        """Return the jobs with tasks to run. First the fenced ones end, so that the engine runs nothing for them."""
-        running = [job for job in jobs if job.work is not None]
+    def _jobs_with_tasks(self, jobs: list[Job]) -> list[Job]:
+        """Send a heartbeat, end the fenced jobs, and return the jobs that have tasks to run."""
+        running = [job for job in jobs if job.task_set is not None]
         with suppress(CompactorError):  # the next heartbeat repeats this if the database is away
             self.heartbeat(running)
         for job in running:
             if job.fenced:
                 job.fail(self.fencing_error(job.run))
                 self.record_failure(job)
-        return [job for job in running if job.work is not None]
+        return [job for job in running if job.task_set is not None]
 
     def run_tasks(self, running: list[Job]) -> list[list[Any] | CompactorError]:
         """Let the engine run the tasks of all jobs together. Return the outcomes of its tasks, or an error, for each
@@ -278,35 +281,38 @@ class BatchRunner:
 
         If the engine itself fails, for instance because a task kills its workers, each job runs alone.
         """
-        results = self._do_together(running)
+        results = self._run_as_one_engine_job(running)
         if isinstance(results[0], Unavailable) and len(running) > 1 and not self.stall_detector.is_over:
-            return [result for job in running for result in self._do_together([job])]
+            return [result for job in running for result in self._run_as_one_engine_job([job])]
         return results
 
-    def _do_together(self, running: list[Job]) -> list[list[Any] | CompactorError]:
-        """Let the engine run the tasks of all jobs at once. An error of the engine is the result of each job."""
-        works = [job.work for job in running if job.work is not None]
-        weights = list(chain.from_iterable(work.weights for work in works))
-        ends = list(accumulate(len(work.costs) for work in works))
-        phases = dict.fromkeys(work.name for work in works)
-        self.progress.begin_phase(" and ".join(phases), len(weights), sum(work.messages for work in works))
+    def _run_as_one_engine_job(self, running: list[Job]) -> list[list[Any] | CompactorError]:
+        """Run the tasks of all jobs as one job of the engine.
+
+        Return, for each job, the outcomes of its tasks, or the error of the engine.
+        """
+        task_sets = [job.task_set for job in running if job.task_set is not None]
+        weights = list(chain.from_iterable(task_set.weights for task_set in task_sets))
+        ends = list(accumulate(len(task_set.costs) for task_set in task_sets))
+        phases = dict.fromkeys(task_set.name for task_set in task_sets)
+        self.progress.begin_phase(" and ".join(phases), len(weights), sum(task_set.messages for task_set in task_sets))
 
         def on_progress(tasks: int) -> None:
             self.stall_detector.record_finished_tasks(tasks)
-            for job, work in zip(running, works, strict=True):
-                job.done = len(work.costs) * tasks // max(1, len(weights))
-            self.progress.done(tasks)
+            for job, task_set in zip(running, task_sets, strict=True):
+                job.done = len(task_set.costs) * tasks // max(1, len(weights))
+            self.progress.report_done_tasks(tasks)
 
-        self.stall_detector.begin()
+        self.stall_detector.begin_job()
         try:
-            outcomes = self.engine.run(len(weights), join_task_sets(works), on_progress, weights)
+            outcomes = self.engine.run(len(weights), join_task_sets(task_sets), on_progress, weights)
         except CompactorError as error:
             return [self._stall_error(error, " and ".join(phases))] * len(running)
         finally:
-            self.stall_detector.end()
-        for job, work in zip(running, works, strict=True):
-            job.engines[work.name] = self.engine.choice
-        return [outcomes[end - len(work.costs) : end] for end, work in zip(ends, works, strict=True)]
+            self.stall_detector.end_job()
+        for job, task_set in zip(running, task_sets, strict=True):
+            job.engines[task_set.name] = self.engine.engine_choice
+        return [outcomes[end - len(task_set.costs) : end] for end, task_set in zip(ends, task_sets, strict=True)]
 
     def _stall_error(self, error: CompactorError, phases: str) -> CompactorError:
         """Return the error of a stalled job if `error` is the result of its stop, else `error`."""
@@ -324,7 +330,7 @@ class BatchRunner:
 
         Cancels the engine's job if it has stalled, or if all its runs were fenced.
         """
-        if self.stall_detector.check(self.engine.is_waiting):
+        if self.stall_detector.check_stalled(self.engine.is_waiting):
             self.engine.cancel()
             return
         active = [job for job in jobs if job.outcome is None]
@@ -334,14 +340,14 @@ class BatchRunner:
         fenced = set(self.metadata.runs.heartbeat([job.run for job in active], progress))
         for job in active:
             job.fenced = job.fenced or job.run.run_id in fenced
-        waiting = [job for job in active if job.work is not None]  # a run without work publishes, or has ended
+        waiting = [job for job in active if job.task_set is not None]  # a run without tasks publishes, or has ended
         if waiting and all(job.fenced for job in waiting):
             self.engine.cancel()
 
     def record_failure(self, job: Job) -> None:
         """Record the failure of a job's run, if the job has ended with an error. Call it once after each step."""
         if job.outcome is not None and job.outcome.error is not None:
-            self._record_failure(job.run, job.outcome.error)
+            self._record_run_failure(job.run, job.outcome.error)
 
     def fencing_error(self, run: RunRecord) -> CompactorError:
         """Return the database's error for a fenced run, which names the newer run or the cause."""
@@ -351,8 +357,8 @@ class BatchRunner:
             return error
         return Fenced(f"run {run.run_id} was stopped", "start it again if it is still wanted")
 
-    def _record_failure(self, run: RunRecord, error: BaseException) -> None:
-        """Record the original error (W3). If the database is away too, add that as a note."""
+    def _record_run_failure(self, run: RunRecord, error: BaseException) -> None:
+        """Record the error of a failed run (W3). If the database fails too, add that to the error as a note."""
         try:
             if self.on_failed is None:
                 self.metadata.runs.fail(run, ErrorText.from_error(error))
@@ -362,17 +368,17 @@ class BatchRunner:
             error.add_note(f"and the failure could not be recorded: {second}")
 
 
-def join_task_sets(works: Sequence[TaskSet]) -> TaskInputs:
+def join_task_sets(task_sets: Sequence[TaskSet]) -> TaskInputs:
     """Return the tasks of several task sets as one sequence, in order. A worker gets only the inputs of its tasks."""
-    if len(works) == 1:
-        return TaskInputs(works[0].task, works[0].inputs)
-    inputs = [(number, item) for number, work in enumerate(works) for item in work.inputs]
-    return TaskInputs(_OneOf(tuple(work.task for work in works)), inputs)
+    if len(task_sets) == 1:
+        return TaskInputs(task_sets[0].task, task_sets[0].inputs)
+    inputs = [(number, item) for number, task_set in enumerate(task_sets) for item in task_set.inputs]
+    return TaskInputs(_TaskDispatcher(tuple(task_set.task for task_set in task_sets)), inputs)
 
 
 @dataclass(frozen=True)
-class _OneOf:
-    """A task that calls one of several tasks. Travels by pickle."""
+class _TaskDispatcher:
+    """A task that calls one of several tasks, by its number. It travels by pickle."""
 
     tasks: tuple[Callable[[Any], Any], ...]
 

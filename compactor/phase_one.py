@@ -34,7 +34,7 @@ from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import key_index, names
-from storage.ledger.deletion_bitmap import read_all_deleted
+from storage.ledger.deletion_bitmap import read_deletion_bitmaps
 from storage.ledger.key_index import OFFSET_MASK, U64, HashRange, IndexRecords
 from storage.ledger.manifest import DeletedRows
 from storage.model import IndexLocation
@@ -80,8 +80,8 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
         winners = merge_winners(
             winners_of([chunks.removal_markers(), winners], by_event), chunks.completed_winners(), by_event
         )
-    dirty = mark_expired(winners, _among(store, plan, plan.expired, winners))
-    dirty = mark_removed(dirty, _among(store, plan, plan.removed, winners))
+    dirty = mark_expired(winners, _winner_offsets_among(store, plan, plan.expired, winners))
+    dirty = mark_removed(dirty, _winner_offsets_among(store, plan, plan.removed, winners))
     if chunks is not None:
         dirty = mark_removed(dirty, chunks.removed_offsets())
     levels, level_records = _read_levels(store, plan, whole, dirty, chunks)
@@ -93,13 +93,13 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     removed = _removed_offsets(store, plan) if any(map(any, (new.values(), old.values()))) else BitMap64()
     unkeyed = unkeyed_survivors(new, plan.policies, removed)
     named = np.concatenate(
-        [resolved.survivors, resolved.superseded, decision.row_set_offsets, *map(_offsets, unkeyed.values())]
+        [resolved.survivors, resolved.superseded, decision.row_set_offsets, *map(_bitmap_offsets, unkeyed.values())]
     )
     for kind, bitmap in unkeyed_survivors(old, plan.policies, removed).items():
         unkeyed[kind] |= bitmap
-        named = np.concatenate([named, _offsets(old[kind] - bitmap)])
+        named = np.concatenate([named, _bitmap_offsets(old[kind] - bitmap)])
     name = names.row_sets(plan.topic_uid, plan.attempt_id, number)
-    split = split_by_source(ascending(named), plan.sources)
+    split = split_by_source(sorted_offsets(named), plan.sources)
     writes: list[Callable[[], Any]] = [
         partial(_write_row_sets, store, plan, name, split),
         partial(_write_level, store, plan, number, resolved.level, unkeyed),
@@ -139,7 +139,7 @@ def _read_levels(
     """
     events = plan.policies.event_time_order
     reads = [
-        [key_index.probes(store, location, dirty.hi, events=events) for location in level]
+        [key_index.plan_probes(store, location, dirty.hi, events=events) for location in level]
         for level in plan.levels[plan.merged :]
     ]
     probed = run_ahead((read for level in reads for probes in level for read in probes), store.concurrent_requests)
@@ -153,19 +153,21 @@ def _read_levels(
             records = list(islice(probed, sum(map(len, reads[number - plan.merged]))))
         if plan.reindexed and chunks is not None:
             records.append(chunks.old_part_records())
-        level_records = key_index.concatenated(records)
+        level_records = key_index.concatenate_records(records)
         if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts indexed again, one by one
-            level_records = level_records.take(key_index.latest(level_records.hi, level_records.lo))
+            level_records = level_records.take(key_index.latest_positions(level_records.hi, level_records.lo))
         levels.append(level_records)
     return levels, records_read
 
 
-def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows], ...], winners: IndexRecords) -> U64:
+def _winner_offsets_among(
+    store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows], ...], winners: IndexRecords
+) -> U64:
     """Return the offsets of the winners that are among `rows`, ascending. `rows`: source numbers and bitmaps."""
     if not rows:
         return np.empty(0, dtype=np.uint64)
     offsets = np.sort(winners.offset & OFFSET_MASK)
-    bitmaps = read_all_deleted(store, [location for _, location in rows])
+    bitmaps = read_deletion_bitmaps(store, [location for _, location in rows])
     among = [np.empty(0, dtype=np.uint64)]
     for (number, _), bitmap in zip(rows, bitmaps, strict=True):
         source = plan.sources[number]
@@ -179,7 +181,7 @@ def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows
 def _removed_offsets(store: ObjectStore, plan: RunPlan) -> BitMap64:
     """Return the offsets of all rows, of any kind, that the topic's limits remove (C2)."""
     offsets = BitMap64()
-    bitmaps = read_all_deleted(store, [location for _, location in plan.removed])
+    bitmaps = read_deletion_bitmaps(store, [location for _, location in plan.removed])
     for (number, _), bitmap in zip(plan.removed, bitmaps, strict=True):
         relative = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.uint64)
         offsets |= BitMap64((relative + np.uint64(plan.sources[number].first_offset)).tolist())
@@ -202,7 +204,7 @@ def unkeyed_survivors(
     return kept
 
 
-def ascending(offsets: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def sorted_offsets(offsets: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return distinct offsets in ascending order. Dense ones are sorted by marking, which is four times as fast."""
     if len(offsets) == 0:
         return offsets
@@ -224,12 +226,12 @@ def split_by_source(offsets: U64, sources: tuple[Source, ...]) -> dict[int, U64]
     firsts = np.array([source.first_offset for source in sources], dtype=np.uint64)
     cuts = [*np.searchsorted(offsets, firsts, "left").tolist(), len(offsets)]
     if cuts[0] > 0:
-        raise _not_in_a_source(offsets[0])
+        raise _offset_without_source_error(offsets[0])
     split: dict[int, U64] = {}
     for number, (first, end) in enumerate(pairwise(cuts)):
         if end > first:
             if offsets[end - 1] > sources[number].last_offset:
-                raise _not_in_a_source(offsets[end - 1])
+                raise _offset_without_source_error(offsets[end - 1])
             split[number] = offsets[first:end]
     return split
 
@@ -250,7 +252,7 @@ def _read_unkeyed(store: ObjectStore, plan: RunPlan, number: int) -> tuple[dict[
     return both[0], both[1]
 
 
-def _offsets(bitmap: BitMap64) -> U64:
+def _bitmap_offsets(bitmap: BitMap64) -> U64:
     return np.frombuffer(bitmap.to_array(), dtype=np.uint64) if bitmap else np.empty(0, dtype=np.uint64)
 
 
@@ -275,7 +277,7 @@ def _write_row_sets(
 def _write_level(
     store: ObjectStore, plan: RunPlan, number: int, level: IndexRecords, unkeyed: dict[str, BitMap64]
 ) -> IndexLocation | None:
-    """Write a hash range of the new index level; None: nothing is in it."""
+    """Write a hash range of the new index level, and return its location; None: it has no records and no rows."""
     if not len(level) and not any(unkeyed.values()):
         return None
     index = write_index(store, plan, number, level, plan.ranges[number], unkeyed)
@@ -312,7 +314,7 @@ def earliest(times: Iterable[int | None]) -> int | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _not_in_a_source(offset: npt.NDArray[np.uint64] | np.uint64) -> ObjectDamaged:
+def _offset_without_source_error(offset: npt.NDArray[np.uint64] | np.uint64) -> ObjectDamaged:
     return ObjectDamaged(
         f"a key index names offset {int(offset)}, which no ledger or part holds",
         damaged_object_advice(),

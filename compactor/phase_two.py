@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from compactor.phase_one import ascending, bitmap_of, earliest, task_store
+from compactor.phase_one import bitmap_of, earliest, sorted_offsets, task_store
 from compactor.run.plan import (
     DeletedRowsTask,
     DeletedRowsTaskResult,
@@ -31,8 +31,8 @@ from compactor.run.plan import (
     PartTask,
     PartTaskResult,
     RunPlan,
-    Slice,
     Source,
+    SourceSlice,
     SourceTotals,
 )
 from storage.advice import damaged_object_advice
@@ -42,7 +42,7 @@ from storage.errors import ObjectDamaged
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names, rows
 from storage.ledger.chunk_table import Mask
-from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_all_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_deletion_bitmaps
 from storage.ledger.key_index import I64, TOMBSTONE
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowGroup, RowsReader, RowsWriter
@@ -56,38 +56,41 @@ Selection = Iterator[tuple[int, I64]]
 
 
 def run_task(plan: RunPlan, task: PartTask | DeletedRowsTask) -> PartTaskResult | DeletedRowsTaskResult:
-    """Run one phase-two task. Raises ObjectMissing, ObjectDamaged, any store error."""
+    """Run one phase-two task: write a part, or the bitmaps of kept parts.
+
+    Raises ObjectMissing, ObjectDamaged, any store error.
+    """
     with task_store(plan) as store:
         return _write_part(store, plan, task) if isinstance(task, PartTask) else _write_bitmaps(store, plan, task)
 
 
 def _write_part(store: ObjectStore, plan: RunPlan, task: PartTask) -> PartTaskResult:
-    content = _PartContent(plan.partition)
-    tables = _surviving_rows(store, plan, task, content)
+    part_statistics = _PartStatistics(plan.partition)
+    tables = _surviving_rows(store, plan, task, part_statistics)
     first = next(tables, None)
     if first is None:  # slices inside sources may have no survivors; an object without rows is not written
-        return PartTaskResult(bytes_read=content.bytes_read)
+        return PartTaskResult(bytes_read=part_statistics.bytes_read)
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
         failpoint(Failpoint.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
             keyed = keyed_mask(table).to_numpy()
             tombstone = keyed & (tombstone_flagged_offsets(table) & TOMBSTONE != 0)
-            table = _first_kept(table, tombstone, plan.now)
+            table = _stamp_new_tombstones(table, tombstone, plan.now)
             sizes = rows.logical_sizes(table)
-            content.add(source, table, sizes, keyed & ~tombstone)
+            part_statistics.add_rows(source, table, sizes, keyed & ~tombstone)
             writer.write(table, sizes)
     failpoint(Failpoint.PHASE_TWO_PART_WRITTEN)
     assert writer.result is not None
-    return PartTaskResult(content.part(writer.result), content.kept, content.bytes_read)
+    return PartTaskResult(part_statistics.build_part(writer.result), part_statistics.kept, part_statistics.bytes_read)
 
 
 def _surviving_rows(
-    store: ObjectStore, plan: RunPlan, task: PartTask, content: _PartContent
+    store: ObjectStore, plan: RunPlan, task: PartTask, part_statistics: _PartStatistics
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield the rows of a part, with the number of their source, about one output row group at a time."""
     reads: list[Callable[[], Any]] = [
-        partial(read_offsets, store, [item.row_sets for item in task.slices]),
-        partial(read_all_deleted, store, [plan.sources[item.source].deleted for item in task.slices]),
+        partial(read_row_sets, store, [item.row_sets for item in task.slices]),
+        partial(read_deletion_bitmaps, store, [plan.sources[item.source].deleted for item in task.slices]),
     ]
     all_named, all_deleted = run_ahead(reads, store.concurrent_requests)
     openings = (
@@ -97,29 +100,29 @@ def _surviving_rows(
     for item, opened in zip(task.slices, run_ahead(openings, store.concurrent_requests), strict=True):
         if opened is not None:
             reader, selection = opened
-            for table in reader.take(content.counted(reader, selection)):
+            for table in reader.take(part_statistics.count_bytes_read(reader, selection)):
                 yield item.source, table
 
 
 def _open_slice(
-    store: ObjectStore, plan: RunPlan, item: Slice, named: npt.NDArray[np.uint32], deleted: BitMap
+    store: ObjectStore, plan: RunPlan, item: SourceSlice, named: npt.NDArray[np.uint32], deleted: BitMap
 ) -> tuple[RowsReader, Selection] | None:
     """Return a reader of a slice's source, and the selection of its survivors; None: it has none.
 
-    `named`: the offsets in the row sets of the source, as `read_offsets` yields them. `deleted`: its deleted rows.
+    `named`: the offsets in the row sets of the source, as `read_row_sets` yields them. `deleted`: its deleted rows.
     """
     source = plan.sources[item.source]
     if item.source < plan.old_parts:
         reader = RowsReader(store, source.rows)
-        return reader, _all_but(reader, source, item, deleted | bitmap_of(named))
-    offsets = _inside(named, source, item)
+        return reader, _select_live_rows(reader, source, item, deleted | bitmap_of(named))
+    offsets = _offsets_in_slice(named, source, item)
     if not len(offsets):
         return None
     reader = RowsReader(store, source.rows)
-    return reader, _named(reader, offsets)
+    return reader, _select_offsets(reader, offsets)
 
 
-def read_offsets(store: ObjectStore, row_sets_by_source: Sequence[Located]) -> Iterator[npt.NDArray[np.uint32]]:
+def read_row_sets(store: ObjectStore, row_sets_by_source: Sequence[Located]) -> Iterator[npt.NDArray[np.uint32]]:
     """Read the row sets of sources. Yield the offsets of each, relative to its first offset, ascending. Shape (n,).
 
     `row_sets_by_source`: the row sets of each source. Raises ObjectDamaged for a wrong checksum.
@@ -128,10 +131,10 @@ def read_offsets(store: ObjectStore, row_sets_by_source: Sequence[Located]) -> I
     """
     located = [item for row_sets in row_sets_by_source for item in row_sets]
     ranges = [ByteRange(name, row_set.start, row_set.count * 4) for name, row_set in located]
-    return _offsets_in(row_sets_by_source, iter(read_ranges(store, ranges)))
+    return _decode_row_sets(row_sets_by_source, iter(read_ranges(store, ranges)))
 
 
-def _offsets_in(
+def _decode_row_sets(
     row_sets_by_source: Sequence[Located], blocks: Iterator[memoryview]
 ) -> Iterator[npt.NDArray[np.uint32]]:
     for row_sets in row_sets_by_source:
@@ -143,27 +146,27 @@ def _offsets_in(
                     f"the row sets {name} do not match their checksum", "run the compaction again", is_public=True
                 )
             relative.append(np.frombuffer(block, dtype="<u4"))
-        yield ascending(np.concatenate(relative))
+        yield sorted_offsets(np.concatenate(relative))
 
 
-def _inside(relative: npt.NDArray[np.uint32], source: Source, item: Slice) -> I64:
+def _offsets_in_slice(relative: npt.NDArray[np.uint32], source: Source, item: SourceSlice) -> I64:
     """Return the offsets inside the slice, as absolute offsets."""
     first, last = (np.uint32(bound - source.first_offset) for bound in (item.first_offset, item.last_offset))
     inside = relative[np.searchsorted(relative, first, "left") : np.searchsorted(relative, last, "right")]
     return inside.astype(np.int64) + source.first_offset
 
 
-def _named(reader: RowsReader, offsets: I64) -> Selection:
-    """Select the rows of `offsets` (ascending). Row groups without any are not read."""
+def _select_offsets(reader: RowsReader, offsets: I64) -> Selection:
+    """Yield the positions of the rows with these offsets (ascending), by row group. Other row groups are not read."""
     firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
     ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
     spans = [(number, *span) for number, span in enumerate(zip(firsts, ends, strict=True)) if span[0] < span[1]]
     reader.announce_row_groups([number for number, _, _ in spans], ahead=True)
     for number, first, end in spans:
-        yield number, _positions(reader, number, reader.groups[number], offsets[first:end])
+        yield number, _positions_in_group(reader, number, reader.groups[number], offsets[first:end])
 
 
-def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -> I64:
+def _positions_in_group(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -> I64:
     """Return the positions of `offsets` in a row group. Only a group with gaps needs its offsets read."""
     if group.last_offset - group.first_offset + 1 == group.rows:
         return offsets - group.first_offset
@@ -178,8 +181,8 @@ def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -
     return positions.astype(np.int64)
 
 
-def _all_but(reader: RowsReader, source: Source, item: Slice, deleted: BitMap) -> Selection:
-    """Select the live rows of a slice of an old part. Row groups without live rows are not read."""
+def _select_live_rows(reader: RowsReader, source: Source, item: SourceSlice, deleted: BitMap) -> Selection:
+    """Yield the positions of the live rows of a slice of an old part, by row group. Groups without any are not read."""
     spans = []
     for number, group in enumerate(reader.groups):
         first, last = max(group.first_offset, item.first_offset), min(group.last_offset, item.last_offset)
@@ -197,8 +200,8 @@ def _all_but(reader: RowsReader, source: Source, item: Slice, deleted: BitMap) -
             yield number, np.flatnonzero(mask)
 
 
-def _first_kept(table: pa.Table, tombstone: Mask, now: int) -> pa.Table:
-    """Set the run's time on tombstones that no earlier run has kept (T1)."""
+def _stamp_new_tombstones(table: pa.Table, tombstone: Mask, now: int) -> pa.Table:
+    """Return the table with the run's time on tombstones that no earlier run has kept (T1)."""
     if not tombstone.any():
         return table
     column = table.schema.get_field_index("retained_at")
@@ -208,9 +211,9 @@ def _first_kept(table: pa.Table, tombstone: Mask, now: int) -> pa.Table:
 
 def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: DeletedRowsTask) -> DeletedRowsTaskResult:
     sources = [number for number, _ in task.parts]
-    bitmaps = read_all_deleted(store, [plan.sources[number].deleted for number in sources])
+    bitmaps = read_deletion_bitmaps(store, [plan.sources[number].deleted for number in sources])
     kept: dict[int, SourceTotals] = {}
-    all_named = read_offsets(store, [row_sets for _, row_sets in task.parts])
+    all_named = read_row_sets(store, [row_sets for _, row_sets in task.parts])
     for number, bitmap, named in zip(sources, bitmaps, all_named, strict=True):
         source = plan.sources[number]
         more = bitmap_of(named)
@@ -222,11 +225,11 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: DeletedRowsTask) -> 
     data, locations = encode_bitmaps(name, bitmaps)
     store.put(name, data)
     failpoint(Failpoint.PHASE_TWO_BITMAPS_WRITTEN)
-    last = _last_alive(store, plan, plan.sources[sources[-1]], bitmaps[-1]) if task.find_last else None
+    last = _last_live_message_id(store, plan, plan.sources[sources[-1]], bitmaps[-1]) if task.find_last else None
     return DeletedRowsTaskResult(dict(zip(sources, locations, strict=True)), kept, last)
 
 
-def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitMap) -> MessageId | None:
+def _last_live_message_id(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitMap) -> MessageId | None:
     """Return the id of the last live message of a part (R6), None if all are dead."""
     reader = RowsReader(store, source.rows)
     for number in reversed(range(len(reader.groups))):
@@ -237,7 +240,7 @@ def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitM
     return None
 
 
-class _PartContent:
+class _PartStatistics:
     """Statistics of the rows written to a part. It checks that offsets ascend and are unique (W1)."""
 
     def __init__(self, partition: int) -> None:
@@ -252,14 +255,14 @@ class _PartContent:
         self.bytes_read = 0
         self.kept: dict[int, SourceTotals] = {}
 
-    def counted(self, reader: RowsReader, selection: Selection) -> Selection:
-        """Yield from `selection`, and add up the sizes of the row groups that are read."""
+    def count_bytes_read(self, reader: RowsReader, selection: Selection) -> Selection:
+        """Yield from `selection`, and add the sizes of its row groups to `bytes_read`."""
         for number, positions in selection:
             group = reader.groups[number]
             self.bytes_read += group.end - group.start
             yield number, positions
 
-    def add(self, source: int, table: pa.Table, sizes: I64, values: Mask) -> None:
+    def add_rows(self, source: int, table: pa.Table, sizes: I64, values: Mask) -> None:
         """Add the rows of a table before it is written. `values`: mask of the values with a key."""
         offsets = table.column("offset").to_numpy()
         if (self._last and offsets[0] <= self._last.offset) or np.any(offsets[1:] <= offsets[:-1]):
@@ -284,8 +287,8 @@ class _PartContent:
         total = SourceTotals(len(offsets), int(offsets.astype(np.uint64).sum(dtype=np.uint64)))
         self.kept[source] = self.kept.get(source, SourceTotals()) + total
 
-    def part(self, written: RowsObject) -> Part:
-        """Return the part, after all its rows are written."""
+    def build_part(self, written: RowsObject) -> Part:
+        """Return the manifest's entry of the part, after all its rows are written."""
         assert self._first is not None
         assert self._last is not None
         total = sum(self.kept.values(), SourceTotals())

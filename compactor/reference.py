@@ -51,34 +51,36 @@ def run(
     for message in messages:
         if message.key is None:
             unkeyed.append(message)
-        elif message.key not in newest or _order(message, policies) >= _order(newest[message.key], policies):
+        elif message.key not in newest or _order_within_key(message, policies) >= _order_within_key(
+            newest[message.key], policies
+        ):
             newest[message.key] = message
-    markers = {key: marker for key, marker in state.markers.items() if _remembered(marker[0], policies, now)}
+    markers = {key: marker for key, marker in state.markers.items() if _needs_marker(marker[0], policies, now)}
 
-    too_old = {at for at, parts in rows_of.items() if any(_removed(row, policies, now) for row in parts)}
+    too_old = {at for at, parts in rows_of.items() if any(_is_removed(row, policies, now) for row in parts)}
     stay = [message for message in unkeyed if message.offset not in too_old]
     kept: list[Message] = stay if policies.retain_null_key else []
     retained_at: dict[int, int] = {}
     dropped_to = max([state.dropped_to, *trimmed])
     for key, message in newest.items():
-        if key in markers and markers[key] > _order(message, policies):
+        if key in markers and markers[key] > _order_within_key(message, policies):
             continue  # too late: a removed message of the key has a larger event time
         markers.pop(key, None)
         kept_at = state.retained_at.get(message.offset, now)
         removed = message.offset in too_old
-        if not removed and not message.is_tombstone and not _expired(message, policies, now):
+        if not removed and not message.is_tombstone and not _is_expired(message, policies, now):
             kept.append(message)
         elif not removed and message.is_tombstone and _tombstone_stays(message, kept_at, policies, now, cursor_floor):
             kept.append(message)
             retained_at[message.offset] = kept_at
         else:
             dropped_to = max(dropped_to, message.offset)
-            if _remembered(message.event_time, policies, now):
-                markers[key] = _order(message, policies)
+            if _needs_marker(message.event_time, policies, now):
+                markers[key] = _order_within_key(message, policies)
     live = [row for message in kept for row in rows_of[message.offset]]
     for chunks in pending:
         too_long = policies.incomplete_removed_to(now)
-        remaining = [chunk for chunk in chunks if not _removed(chunk, policies, now)]
+        remaining = [chunk for chunk in chunks if not _is_removed(chunk, policies, now)]
         if too_long is None or any(chunk.publish_time > too_long for chunk in remaining):
             live += remaining
     return ReferenceLedger(tuple(sorted(live, key=lambda row: row.message_id)), retained_at, markers, dropped_to)
@@ -124,18 +126,18 @@ def assemble_messages(rows: Iterable[Message]) -> AssembledMessages:
     return AssembledMessages(messages, rows_of, list(pending.values()))
 
 
-def _order(message: Message, policies: RunPolicies) -> tuple[int, int]:
+def _order_within_key(message: Message, policies: RunPolicies) -> tuple[int, int]:
     """Return the order of a message within its key: offset (P4); or event time, None first, then offset (P9)."""
     if not policies.event_time_order:
         return (0, message.offset)
     return (-(2**63) if message.event_time is None else message.event_time, message.offset)
 
 
-def _expired(message: Message, policies: RunPolicies, now: int) -> bool:
+def _is_expired(message: Message, policies: RunPolicies, now: int) -> bool:
     return policies.key_ttl_ms is not None and message.publish_time + policies.key_ttl_ms <= now
 
 
-def _removed(message: Message, policies: RunPolicies, now: int) -> bool:
+def _is_removed(message: Message, policies: RunPolicies, now: int) -> bool:
     """Return whether the topic's limits remove a message of any kind: its retention time or its start (C2)."""
     too_old = policies.retention_ms is not None and now - message.publish_time > policies.retention_ms
     return too_old or message.offset < policies.start_offset
@@ -149,7 +151,7 @@ def _tombstone_stays(message: Message, kept_at: int, policies: RunPolicies, now:
     return floor is not None and message.offset > floor
 
 
-def _remembered(event_time: int | None, policies: RunPolicies, now: int) -> bool:
+def _needs_marker(event_time: int | None, policies: RunPolicies, now: int) -> bool:
     lateness = policies.event_time_max_lateness_ms
     return policies.event_time_order and event_time is not None and event_time > now - lateness
 
@@ -159,7 +161,7 @@ def compact(previous: Iterable[Message], raw: Iterable[Message], retain_null_key
     return list(run(ReferenceLedger(tuple(previous)), raw, RunPolicies(retain_null_key=retain_null_key), 0).messages)
 
 
-def view(messages: Iterable[Message]) -> dict[bytes, bytes | None]:
+def newest_payloads(messages: Iterable[Message]) -> dict[bytes, bytes | None]:
     """Return the newest payload per key, without deleted keys: the final state of a reader of all messages."""
     state: dict[bytes, bytes | None] = {}
     for message in messages:

@@ -159,7 +159,7 @@ class TwoPhaseCompactor:
         topic = self.environment.metadata.topics.get(name)
         owner = new_owner_name()
         attempt = self.environment.metadata.attempts.begin(topic.id, AttemptKind.RUN, owner)
-        with release_ignoring_errors(lambda: self._purge(topic.uid, attempt)):
+        with release_ignoring_errors(lambda: self._delete_dry_run_objects(topic.uid, attempt)):
             snapshot, pin = self.environment.metadata.pins.take(topic.id, owner, HEARTBEAT_MS)
             with (
                 release_ignoring_errors(lambda: None if pin is None else self.environment.metadata.pins.release(pin)),
@@ -168,7 +168,7 @@ class TwoPhaseCompactor:
                 return self._estimate(snapshot, attempt, _policies_of(snapshot.topic, policies))
 
     def _heartbeat(self, attempt: Attempt, pin: Pin | None) -> None:
-        """Protect the objects that a dry run writes and reads from garbage collection."""
+        """Renew the attempt and the pin of a dry run, which protect its objects from garbage collection."""
         self.environment.metadata.attempts.heartbeat(attempt)
         if pin is not None:
             self.environment.metadata.pins.renew(pin, HEARTBEAT_MS)
@@ -177,14 +177,14 @@ class TwoPhaseCompactor:
         now = self.environment.clock.now_ms()
         if run_input.end_position(snapshot, policies, now) is None:
             return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
-        steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.environment.clock))
+        steps = self._run_to_layout(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.environment.clock))
         try:
-            with self._not_lost(snapshot):
+            with self._translating_data_loss(snapshot):
                 work = next(steps)
                 while True:
                     self.progress.begin_phase(work.name, len(work.costs), work.messages)
                     task = TaskInputs(work.task, work.inputs)
-                    done = self.engine.run(len(work.costs), task, self.progress.done, work.weights)
+                    done = self.engine.run(len(work.costs), task, self.progress.report_done_tasks, work.weights)
                     work = steps.send(answers_or_raise(done))
         except StopIteration as stop:
             phase_one: RunAfterPhaseOne = stop.value
@@ -192,7 +192,7 @@ class TwoPhaseCompactor:
         finally:
             self.progress.end()
 
-    def _purge(self, topic_uid: str, attempt: Attempt) -> None:
+    def _delete_dry_run_objects(self, topic_uid: str, attempt: Attempt) -> None:
         """Delete the objects of a dry run. After a failure garbage collection deletes them."""
         for stored in list(self.environment.store.list(names.run_prefix(topic_uid, attempt.attempt_id))):
             self.environment.store.delete(stored.name)
@@ -211,7 +211,9 @@ class TwoPhaseCompactor:
         tail_error = self._roll_and_seal(topic)
         snapshot = self.environment.metadata.topic_snapshot(topic.id)
         policies = _policies_of(snapshot.topic, policies)
-        if nothing_new(self.environment.metadata, self.environment.store, self.environment.clock, snapshot, policies):
+        if has_nothing_new(
+            self.environment.metadata, self.environment.store, self.environment.clock, snapshot, policies
+        ):
             return None
         token = None if self.leader_token is None else self.leader_token()
         run = self.environment.metadata.runs.claim(
@@ -220,7 +222,7 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.RUN_CLAIMED)
         self.on_claimed(run)
         engines: dict[str, str] = {}
-        return Job(name, run, self._run(run, policies, tail_error, engines), engines)
+        return Job(name, run, self._run_steps(run, policies, tail_error, engines), engines)
 
     def _roll_and_seal(self, topic: TopicRecord) -> CompactorError | None:
         """Roll and seal the tail (P2). Return the error if a part of the tail is not sealed; a later run takes it.
@@ -236,7 +238,7 @@ class TwoPhaseCompactor:
                 raise error
         return error
 
-    def _run(
+    def _run_steps(
         self, run: RunRecord, policies: RunPolicies, tail_error: CompactorError | None, engines: Mapping[str, str]
     ) -> Steps:
         statistics = {} if tail_error is None else ErrorText.from_error(tail_error).fields(TAIL_LEFT)
@@ -249,14 +251,14 @@ class TwoPhaseCompactor:
         if horizon is None:
             return self.environment.metadata.runs.succeed_unchanged(run, {"messages_in": 0, "messages_out": 0})
         run = self.environment.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=statistics)
-        with self._not_lost(snapshot, run):
+        with self._translating_data_loss(snapshot, run):
             source_horizon = self._source_horizon(snapshot, horizon)
-            phase_one = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
-            output = yield from self._carry_out(phase_one)
+            phase_one = yield from self._run_to_layout(snapshot, run.attempt_id, policies, run.started_at, timer)
+            output = yield from self._run_phase_two(phase_one)
         timer.lap("phase_two")
         output.check_totals()
-        timer.note("engine", _shown_engines(engines))
-        manifest = output.manifest(
+        timer.add_entry("engine", _format_engines(engines))
+        manifest = output.build_manifest(
             snapshot.topic.name,
             self.environment.metadata.ledgers.allocate_ids(1),
             snapshot.topic.generation + 1,
@@ -264,22 +266,22 @@ class TwoPhaseCompactor:
             self.environment.clock.now_ms(),
             horizon,
         )
-        with self._not_lost(snapshot, run):
+        with self._translating_data_loss(snapshot, run):
             check_compacted_objects(self.environment.store, manifest)
         failpoint(Failpoint.RUN_VERIFIED)
         timer.lap("verify")
         if policies.table_format_version is not None:
-            manifest = self._with_table(run, policies, phase_one.previous, manifest, timer)
+            manifest = self._write_table(run, policies, phase_one.previous, manifest, timer)
             timer.lap("table")
 
-        retry = self._retry(run, tail_error)
+        retry = self._tail_retry(run, tail_error)
         run = self._publish(snapshot, run, output, manifest, source_horizon, timer, retry)
-        self._clean_up(phase_one.ranges)
+        self._delete_row_sets(phase_one.ranges)
         return run
 
     @contextmanager
-    def _not_lost(self, before: TopicSnapshot, run: RunRecord | None = None) -> Iterator[None]:
-        """Raise Fenced or Conflict, not DataLoss, if the body reads data that was truncated, deleted or trimmed.
+    def _translating_data_loss(self, before: TopicSnapshot, run: RunRecord | None = None) -> Iterator[None]:
+        """Turn a DataLoss of the body into Fenced or Conflict if the data was truncated, deleted or trimmed.
 
         A DataLoss of an object of the previous compacted ledger names that ledger.
         """
@@ -295,24 +297,27 @@ class TwoPhaseCompactor:
                         f"ledger {ledger.ledger_id} of {before.topic.name} was trimmed while a compaction read it",
                         "compact the rest of the topic",
                     ) from error
-            if before.compacted is not None and _is_of_a_run(error, other_than=run):
+            if before.compacted is not None and _is_object_of_other_run(error, other_than=run):
                 raise lost_compacted_error(before, error) from error
             raise
 
-    def _retry(self, run: RunRecord, tail_error: CompactorError | None) -> CompactionRetry | None:
+    def _tail_retry(self, run: RunRecord, tail_error: CompactorError | None) -> CompactionRetry | None:
         if tail_error is None or self.retry_tail_at is None:
             return None
         prefix = f"run {run.run_id} succeeded without the messages that are not sealed: "
         return CompactionRetry(ErrorText.from_error(tail_error).with_prefix(prefix), self.retry_tail_at())
 
-    def _decide(
+    def _run_to_layout(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer
     ) -> Generator[TaskSet, list[Any], RunAfterPhaseOne]:
-        """Run scan, phase one and layout. They write row sets and an index level, which nothing references."""
-        previous = self._previous(snapshot)
+        """Run scan and phase one, and return the run with its layout.
+
+        The tasks write row sets and an index level, which nothing references.
+        """
+        previous = self._read_previous_manifest(snapshot)
         topic = snapshot.topic
         floor = _cursor_floor(self.environment.metadata, topic.id, policies)
-        plan = run_input.first_plan(
+        plan = run_input.initial_plan(
             self.environment.store.location,
             snapshot,
             previous,
@@ -327,13 +332,13 @@ class TwoPhaseCompactor:
         reindexed = run_input.lacks_event_times(previous, policies)
         timer.lap("snapshot")
 
-        scans = run_input.scans(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
+        scans = run_input.scan_tasks(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
         scanned = []
         if scans:
             sizes = [plan.sources[scan.source].rows.stored.size for scan in scans]
             scanned = yield TaskSet("scan", partial(run_scan, plan), scans, sizes, len(scans))
-            plan = run_input.with_scans(plan, scanned, reindexed=reindexed)
-        plan = run_input.sized(plan, previous, self._sizing, reindexed=reindexed)
+            plan = run_input.with_scan_results(plan, scanned, reindexed=reindexed)
+        plan = run_input.with_sizing(plan, previous, self._sizing, reindexed=reindexed)
         failpoint(Failpoint.RUN_SCAN_DONE)
         timer.lap("scan")
 
@@ -355,13 +360,13 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.RUN_LAYOUT_DECIDED)
         return RunAfterPhaseOne(plan, previous, scanned, ranges, expected, layout)
 
-    def _carry_out(self, phase_one: RunAfterPhaseOne) -> Generator[TaskSet, list[Any], RunOutput]:
-        """Run phase two. It writes parts and bitmaps, which nothing references."""
+    def _run_phase_two(self, phase_one: RunAfterPhaseOne) -> Generator[TaskSet, list[Any], RunOutput]:
+        """Run phase two, and return the run's output. Its tasks write parts and bitmaps, which nothing references."""
         plan, layout = phase_one.plan, phase_one.layout
         results: list[PartTaskResult | DeletedRowsTaskResult] = []
         if layout.tasks:
             survivors = sum(totals.count for totals in phase_one.expected.values())
-            costs = layout.costs(plan)
+            costs = layout.task_costs(plan)
             results = yield TaskSet("phase two", partial(run_task, plan), layout.tasks, costs, survivors)
         failpoint(Failpoint.PHASE_TWO_DONE)
         return RunOutput(
@@ -370,7 +375,7 @@ class TwoPhaseCompactor:
             [result for result in results if isinstance(result, DeletedRowsTaskResult)],
         )
 
-    def _with_table(
+    def _write_table(
         self, run: RunRecord, policies: RunPolicies, previous: Manifest | None, manifest: Manifest, timer: _PhaseTimer
     ) -> Manifest:
         """Write the next snapshot of the topic's table; return the manifest with it.
@@ -396,10 +401,10 @@ class TwoPhaseCompactor:
                     "the Iceberg table of %s was not written, because of a fault of this program", manifest.topic
                 )
             for name, value in ErrorText.from_error(error).fields(TABLE_ERROR).items():
-                timer.note(name, value)
-            timer.note(TABLE_RETRY, not isinstance(error, Conflict))
+                timer.add_entry(name, value)
+            timer.add_entry(TABLE_RETRY, not isinstance(error, Conflict))
             return replace(manifest, table=before)
-        timer.note("table_bytes", sum(stored.size for stored in table.objects.values()))
+        timer.add_entry("table_bytes", sum(stored.size for stored in table.objects.values()))
         return replace(manifest, table=table)
 
     @property
@@ -410,7 +415,7 @@ class TwoPhaseCompactor:
         """Return the position of a horizon at the source of a replicated topic; None: no replicator writes to the
         topic, or the position is unknown.
 
-        It is found while raw messages are there, and stored: a broker of the source keeps to it.
+        A run stores it, because it can be found only while the topic has raw messages.
         """
         before = snapshot.compacted
         if before is not None and before.horizon == horizon and before.source_horizon is not None:
@@ -420,7 +425,7 @@ class TwoPhaseCompactor:
             return None
         return Topic(self.environment, snapshot.topic).source_position_before(horizon.offset + 1)
 
-    def _previous(self, snapshot: TopicSnapshot) -> Manifest | None:
+    def _read_previous_manifest(self, snapshot: TopicSnapshot) -> Manifest | None:
         if snapshot.compacted is None:
             return None
         with naming_compacted_ledger(snapshot):
@@ -460,7 +465,7 @@ class TwoPhaseCompactor:
             run, snapshot.topic.generation, compacted, statistics, retry
         )
 
-    def _clean_up(self, ranges: Sequence[RangeTaskResult]) -> None:
+    def _delete_row_sets(self, ranges: Sequence[RangeTaskResult]) -> None:
         """Delete the row sets. Only this run, between its two phases, reads them."""
         store = self.environment.store
         deletions = (partial(store.delete, result.name) for result in ranges if result.row_sets)
@@ -481,7 +486,7 @@ def _cursor_floor(metadata: MetadataStore, topic_id: int, policies: RunPolicies)
     return metadata.cursors.slowest_compacted_reader_offset(topic_id) if policies.tombstones_wait_for_cursors else None
 
 
-def _is_of_a_run(error: DataLoss, other_than: RunRecord | None) -> bool:
+def _is_object_of_other_run(error: DataLoss, other_than: RunRecord | None) -> bool:
     """Return whether the lost object is a part, bitmap, index or chunk table of a compacted ledger, and no output of
     `other_than`."""
     parsed = names.parse(str(error.advice.arguments.get("object", ""))) if error.advice is not None else None
@@ -492,14 +497,14 @@ def _is_of_a_run(error: DataLoss, other_than: RunRecord | None) -> bool:
     )
 
 
-def _shown_engines(engines: Mapping[str, str]) -> str:
+def _format_engines(engines: Mapping[str, str]) -> str:
     """Return the engines of the phases, and why, as one line."""
     if len(set(engines.values())) == 1:
         return next(iter(engines.values()))
     return "; ".join(f"{phase} {choice}" for phase, choice in engines.items())
 
 
-def nothing_new(
+def has_nothing_new(
     metadata: MetadataStore, store: ObjectStore, clock: Clock, snapshot: TopicSnapshot, policies: RunPolicies
 ) -> bool:
     """Return whether no message is new, no policy changed, and nothing is due by time (P11). Needs no engine.
@@ -526,7 +531,7 @@ class _PhaseTimer:
         self._last = clock.now_ms()
         self._laps: dict[str, object] = dict(statistics)
 
-    def note(self, name: str, value: object) -> None:
+    def add_entry(self, name: str, value: object) -> None:
         """Add an entry to the statistics."""
         self._laps[name] = value
 

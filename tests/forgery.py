@@ -18,7 +18,7 @@ from pyroaring import BitMap, BitMap64
 from sqlalchemy import update
 
 from storage.ledger import key_index, rows
-from storage.ledger.deletion_bitmap import encode_bitmaps, read_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, read_deleted_rows
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import IndexDirectory, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
@@ -66,7 +66,7 @@ class Forger:
 
     def live_rows(self, part: Part) -> pa.Table:
         table = self.rows_of(part.rows)
-        dead = read_deleted(self.bench.store, part)
+        dead = read_deleted_rows(self.bench.store, part)
         return table.filter(
             pa.array([int(o) - part.first.offset not in dead for o in table.column("offset").to_pylist()])
         )
@@ -105,7 +105,7 @@ class Forger:
         """Change the rows of a part. Its bitmap stays, by offset."""
         manifest = self.manifest
         part = manifest.parts[number]
-        dead = {offset + part.first.offset for offset in read_deleted(self.bench.store, part)}
+        dead = {offset + part.first.offset for offset in read_deleted_rows(self.bench.store, part)}
         table = change(self.rows_of(part.rows))
         self._replace_part(manifest, number, self._part(table, dead))
 
@@ -113,7 +113,7 @@ class Forger:
         """Change which rows of a part, by offset, are deleted."""
         manifest = self.manifest
         part = manifest.parts[number]
-        dead = change({offset + part.first.offset for offset in read_deleted(self.bench.store, part)})
+        dead = change({offset + part.first.offset for offset in read_deleted_rows(self.bench.store, part)})
         forged = self._part(self.rows_of(part.rows), dead)
         self._replace_part(manifest, number, replace(forged, rows=part.rows))
 
@@ -184,7 +184,7 @@ class Forger:
         covers = IndexDirectory.decode(location.directory).hash_range
         records = change(key_index.read_records(store, location, covers, events=True))
         records = records.take(np.lexsort((records.lo, records.hi)))
-        records = records.take(covers.narrow(records.hi))
+        records = records.take(covers.slice_of(records.hi))
         unkeyed = {name: key_index.read_unkeyed(store, location, name) for name in key_index.UNKEYED_CLASSES}
         for name, changed in (bitmaps or {}).items():
             unkeyed[name] = changed(unkeyed[name])

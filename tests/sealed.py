@@ -27,7 +27,7 @@ from compactor.run.plan import (
 )
 from compactor.run.run_output import RunAfterPhaseOne, RunOutput
 from storage.ledger import rows
-from storage.ledger.deletion_bitmap import live_mask, read_deleted
+from storage.ledger.deletion_bitmap import live_mask, read_deleted_rows
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest
 from storage.ledger.object_check import check_compacted_objects
@@ -115,7 +115,7 @@ def decide(
 ) -> RunAfterPhaseOne:
     """A run up to its layout, as two_phase.py does it; `merged`: that many levels, not as many as it would."""
     snapshot = snapshot_of(ledgers, previous)
-    plan = run_input.first_plan(
+    plan = run_input.initial_plan(
         store.location,
         snapshot,
         previous,
@@ -127,10 +127,10 @@ def decide(
         RateLimits(),
     )
     reindexed = run_input.lacks_event_times(previous, policies)
-    scans = run_input.scans(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
+    scans = run_input.scan_tasks(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
     scanned: list[RemovalScanResult] = [run_scan(plan, scan) for scan in scans]
-    plan = run_input.with_scans(plan, scanned, reindexed=reindexed) if scans else plan
-    plan = run_input.sized(plan, previous, sizing, reindexed=reindexed)
+    plan = run_input.with_scan_results(plan, scanned, reindexed=reindexed) if scans else plan
+    plan = run_input.with_sizing(plan, previous, sizing, reindexed=reindexed)
     if merged is not None:
         plan = replace(plan, merged=min(merged, len(plan.levels)))
     ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
@@ -155,7 +155,7 @@ def manifest_of(store: ObjectStore, output: RunOutput) -> Manifest:
     plan, previous = output.phase_one.plan, output.phase_one.previous
     generation = previous.generation + 1 if previous else 1
     horizon = end_of(plan, previous)
-    manifest = output.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)
+    manifest = output.build_manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)
     check_compacted_objects(store, manifest)
     return manifest
 
@@ -175,7 +175,7 @@ def live_rows(store: ObjectStore, manifest: Manifest) -> pa.Table:
     tables = []
     for part in manifest.parts:
         table = pa.concat_tables(RowsReader(store, part.rows))
-        mask = live_mask(read_deleted(store, part), part.first.offset, table.column("offset").to_numpy())
+        mask = live_mask(read_deleted_rows(store, part), part.first.offset, table.column("offset").to_numpy())
         tables.append(table.filter(pa.array(mask)))
     return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
 

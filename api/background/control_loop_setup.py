@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from api.settings.settings import Settings
-from compactor.engines.auto import AutoEngineProvider, engine_kind, in_process_bytes
+from compactor.engines.auto import AutoEngineProvider, default_in_process_limit, engine_kind
 from compactor.engines.cluster import is_local, local_parallelism
 from compactor.engines.engine import EngineProvider, InProcessEngineProvider
 from compactor.engines.kinds import IN_PROCESS
@@ -42,7 +42,7 @@ def loop_settings(settings: Settings) -> ControlLoopSettings:
         small_bytes=settings.compaction_batch_bytes,
         batch=settings.compaction_batch_topics,
         in_process_bytes=settings.compaction_in_process_bytes
-        or in_process_bytes(local_parallelism(settings.spark_master)),
+        or default_in_process_limit(local_parallelism(settings.spark_master)),
         worker=WorkerSettings(
             slots=slots,
             retry_first_ms=settings.compaction_retry_first_ms,

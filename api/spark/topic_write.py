@@ -39,7 +39,7 @@ class TopicWrite:
             existing = environment.metadata.topics.by_names([name]).get(name)
             topic = existing or names.ensure_with_namespace(environment, name)
             try:
-                BacklogLimits(environment).check(topic)
+                BacklogLimits(environment).check_accepts_messages(topic)
                 append = task_append.begin(environment, topic)
             except BaseException:
                 if existing is None:

@@ -22,7 +22,7 @@ _IN_PROCESS_BYTES_OF_FEW_CORES = 2 << 30
 """The same where Spark has no more cores: it only adds its own cost there, so memory alone is the limit."""
 
 
-def in_process_bytes(parallelism: int) -> int:
+def default_in_process_limit(parallelism: int) -> int:
     """Return the default weight of a job, in bytes, below which it runs in this process.
 
     `parallelism`: the number of tasks that Spark can run concurrently.
@@ -45,13 +45,13 @@ def engine_kind(engine: str, master: str, policy: str | None = None) -> str:
 class AutoEngine:
     """An engine that chooses by the weights of each job. `open_spark`: called once, for the first large job.
 
-    `in_process_limit`: the weight below which a job is small; 0: `in_process_bytes`.
+    `in_process_limit`: the weight below which a job is small; 0: `default_in_process_limit`.
     """
 
     open_spark: Callable[[], Engine]
     parallelism: int
     in_process_limit: int = 0
-    choice: str = field(init=False, default="")
+    engine_choice: str = field(init=False, default="")
     _in_process: Engine = field(init=False)
     _spark: Engine | None = field(init=False, default=None)
     _current: Engine | None = field(init=False, default=None)
@@ -71,17 +71,18 @@ class AutoEngine:
         on_progress: Callable[[int], None],
         weights: Sequence[float] | None = None,
     ) -> list[Answer | TaskFailure]:
-        """Run the job. Raises the errors of `open_spark` too."""
+        """Choose the engine by the sum of the weights, and return the outcomes of the tasks. Also raises the errors of
+        `open_spark`."""
         size = fsum(weights or ())
-        limit = self.in_process_limit or in_process_bytes(self.parallelism)
+        limit = self.in_process_limit or default_in_process_limit(self.parallelism)
         is_small = weights is not None and size < limit
         self._current = self._in_process if is_small else self.open_for_large_jobs()
         name, relation = (IN_PROCESS, "below") if is_small else (SPARK, "not below")
-        self.choice = f"{name}: {size / (1 << 20):.1f} MiB, {relation} {limit >> 20} MiB"
+        self.engine_choice = f"{name}: {size / (1 << 20):.1f} MiB, {relation} {limit >> 20} MiB"
         return self._current.run(count, task, on_progress, weights)
 
     def open_for_large_jobs(self) -> Engine:
-        """Return the engine for large jobs."""
+        """Return the Spark engine, which runs large jobs. The first call opens it."""
         if self._spark is None:
             self._spark = self.open_spark()
         return self._spark

@@ -53,7 +53,7 @@ def local_parallelism(master: str) -> int:
     return int(cores) if cores and cores.isdecimal() else 1
 
 
-def max_failures(master: str, configured: str | None) -> int:
+def max_task_failures(master: str, configured: str | None) -> int:
     """Return how often a task may fail before Spark fails the job. `configured`: spark.task.maxFailures.
 
     Spark's `local` modes ignore the setting, and retry only if their name has a number of failures.

@@ -61,7 +61,7 @@ class DriverClient(Protocol):
         """Stop the jobs of a group."""
 
     def kill_java(self) -> None:
-        """Kill the Java of this process's driver."""
+        """Kill the Java process of the driver."""
 
 
 class DriverTimeout(Exception):
@@ -74,7 +74,7 @@ class DriverCaller:
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._closed = False
-        threading.Thread(target=self._run, name="spark-driver", daemon=True).start()
+        threading.Thread(target=self._run_calls, name="spark-driver", daemon=True).start()
 
     def ask(self, call: Callable[[], Answer], seconds: float) -> Answer:
         """Return the result of the call. Raises its error, DriverTimeout, or ConnectionAbortedError after `close`."""
@@ -98,7 +98,7 @@ class DriverCaller:
         self._closed = True
         self._calls.put(None)
 
-    def _run(self) -> None:
+    def _run_calls(self) -> None:
         while (pending := self._calls.get()) is not None:
             future, call = pending
             try:
@@ -136,7 +136,7 @@ class DriverMonitor:
         try:
             return self._caller.ask(call, self.deadlines.answer_seconds)
         except DriverTimeout:
-            self._fail(f"Spark's driver has not answered for {self.deadlines.answer_seconds:g} s")
+            self._record_failure(f"Spark's driver has not answered for {self.deadlines.answer_seconds:g} s")
             self.kill_java()
             raise
 
@@ -152,9 +152,9 @@ class DriverMonitor:
             raise
         except Exception:  # of many kinds: Java has ended or is about to end
             if self._monotonic() - self._answered_at >= self.deadlines.answer_seconds:
-                self._fail(f"calls to Spark's driver have failed for {self.deadlines.answer_seconds:g} s")
+                self._record_failure(f"calls to Spark's driver have failed for {self.deadlines.answer_seconds:g} s")
             return None
-        self._note(status)
+        self._record_status(status)
         return status
 
     @property
@@ -164,7 +164,7 @@ class DriverMonitor:
         return None if since is None else self._monotonic() - since
 
     def begin_job(self) -> None:
-        """Count a job that begins."""
+        """Count a job that begins, and restart the time limit for answers of the driver."""
         with self._lock:
             self.jobs += 1
             self._answered_at = self._monotonic()  # the last call may be long ago
@@ -187,7 +187,7 @@ class DriverMonitor:
         """End the thread of the calls after the pending ones. Later calls of `ask` raise ConnectionAbortedError."""
         self._caller.close()
 
-    def _note(self, status: DriverStatus) -> None:
+    def _record_status(self, status: DriverStatus) -> None:
         with self._lock:
             now = self._answered_at = self._monotonic()
             if status.executors:
@@ -197,11 +197,11 @@ class DriverMonitor:
             else:
                 self._without_since = None
         if status.stopped:
-            self._fail("Spark's application has ended")
+            self._record_failure("Spark's application has ended")
         elif self.had_executors and (self.without_executors_seconds or 0) >= self.deadlines.executors_seconds:
-            self._fail(f"Spark has had no executors for {self.deadlines.executors_seconds:g} s")
+            self._record_failure(f"Spark has had no executors for {self.deadlines.executors_seconds:g} s")
 
-    def _fail(self, reason: str) -> None:
+    def _record_failure(self, reason: str) -> None:
         with self._lock:
             self.failure = self.failure or reason
 
@@ -221,7 +221,7 @@ class JobWatch:
         self._on_progress = on_progress
         self._poll_seconds = poll_seconds
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="spark-watch", daemon=True)
+        self._thread = threading.Thread(target=self._poll_until_end, name="spark-watch", daemon=True)
         self.is_waiting = False
         """True if at the last poll no task of the job ran, but tasks of other jobs did."""
 
@@ -235,7 +235,7 @@ class JobWatch:
         self._monitor.end_job()
         self._thread.join(_JOIN_SECONDS)
 
-    def _run(self) -> None:
+    def _poll_until_end(self) -> None:
         monitor = self._monitor
         while not self._ended.wait(self._poll_seconds):
             try:

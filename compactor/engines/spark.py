@@ -44,7 +44,7 @@ from pyspark.sql import SparkSession
 
 from compactor.engines import cluster
 from compactor.engines.driver_monitor import DriverMonitor, DriverStatus, JobWatch
-from compactor.engines.engine import TaskFailure, TaskInputs, answers_or_raise, pack
+from compactor.engines.engine import TaskFailure, TaskInputs, answers_or_raise, partition_tasks
 from compactor.engines.java import find_java_home
 from compactor.engines.jvm import Jvm
 from compactor.engines.kinds import SPARK
@@ -125,16 +125,16 @@ def open_session(
         configuration.setAll(list(_configuration(settings, Path(folder)).items()))
         jvm = jvm or Jvm()
         try:
-            session = _start(configuration, settings.log_file, jvm)
+            session = _start_session(configuration, settings.log_file, jvm)
             if not settings.is_local:  # also the first use of a master that rejects this driver
-                _equip_executors(session, settings, notify)
+                _prepare_executors(session, settings, notify)
         except BaseException as error:
             if jvm.process is not None:
                 jvm.kill()
-                _drop_java()
+                _clear_pyspark_state()
             if not isinstance(error, Exception):
                 raise
-            if _caused_by_interrupt(error):
+            if _is_caused_by_interrupt(error):
                 raise KeyboardInterrupt from error
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
@@ -144,10 +144,11 @@ def open_session(
     return session
 
 
-def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
-    """Start a session, and the JVM if this process has none. Its stderr, which Python workers inherit, is the log file.
+def _start_session(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
+    """Start a session, and a JVM if this process has none; return the session.
 
-    Workers write stack traces there that mean nothing to a user, such as when Spark disconnects an idle worker.
+    The stderr of the JVM, which Python workers inherit, is the log file. Workers write stack traces there that
+    mean nothing to a user, such as when Spark disconnects an idle worker.
     """
     if SparkContext._gateway is not None:
         return SparkSession.builder.config(conf=configuration).getOrCreate()
@@ -159,13 +160,13 @@ def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
         with open(log_file, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
             submit = Path(_find_spark_home()) / "bin" / "spark-submit"
             port, secret = jvm.launch(submit, configuration.getAll(), log)
-        SparkContext(conf=configuration, gateway=_gateway(port, secret, jvm))
+        SparkContext(conf=configuration, gateway=_connect_gateway(port, secret, jvm))
         return SparkSession.builder.config(conf=configuration).getOrCreate()
     finally:
         late.cancel()
 
 
-def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
+def _connect_gateway(port: int, secret: str, jvm: Jvm) -> Any:
     """Return PySpark's gateway to the running JVM, with a Java thread per Python thread.
 
     It equals that of `launch_gateway`, which takes port and secret from the environment, where other new processes
@@ -181,7 +182,7 @@ def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
     return gateway
 
 
-def _equip_executors(session: SparkSession, settings: SparkSettings, notify: Callable[[str], None]) -> None:
+def _prepare_executors(session: SparkSession, settings: SparkSettings, notify: Callable[[str], None]) -> None:
     """Send our packages to the executors, and wait a moment for executors: a run is sized by the available cores."""
     folder = Path(tempfile.mkdtemp(prefix="compactor-package-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors that start later fetch it
@@ -236,7 +237,7 @@ logger.repl.level = warn
 
 
 class SparkDriver:
-    """The `DriverClient` of a session. Calls have no deadline. Only `kill` may be called from any thread."""
+    """The `DriverClient` of a session. Calls have no deadline. Only `kill_java` may be called from any thread."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -249,10 +250,16 @@ class SparkDriver:
         if java_context.isStopped():
             return DriverStatus(stopped=True, executors=None)
         tracker = self._session.sparkContext.statusTracker()
-        ended, running = _tasks(tracker, tracker.getJobIdsForGroup(group)) if group else (0, 0)
+        ended, running = (
+            _count_finished_and_running_tasks(tracker, tracker.getJobIdsForGroup(group)) if group else (0, 0)
+        )
         # Spark gives the cores to the oldest job (FIFO).
-        is_waiting = bool(group) and not running and _tasks(tracker, tracker.getActiveJobsIds())[1] > 0
-        return DriverStatus(False, self._executors(java_context), ended, is_waiting)
+        is_waiting = (
+            bool(group)
+            and not running
+            and _count_finished_and_running_tasks(tracker, tracker.getActiveJobsIds())[1] > 0
+        )
+        return DriverStatus(False, self._count_executors(java_context), ended, is_waiting)
 
     def cancel(self, group: str) -> None:
         self._session.sparkContext.cancelJobGroup(group)
@@ -261,7 +268,7 @@ class SparkDriver:
         if self._java is not None:
             self._java.kill()
 
-    def _executors(self, java_context: Any) -> int | None:
+    def _count_executors(self, java_context: Any) -> int | None:
         """Return the number of executors; None: not counted, because they start with jobs or are the driver itself."""
         if self._has_executors is None:
             dynamic = str(java_context.conf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
@@ -271,7 +278,7 @@ class SparkDriver:
         return int(java_context.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
 
 
-def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
+def _count_finished_and_running_tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
     """Return the numbers of finished and of running tasks of the jobs."""
     jobs = [info for info in map(tracker.getJobInfo, job_ids) if info]
     stages = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
@@ -284,7 +291,7 @@ class SparkEngine:
     `monitor`: the DriverMonitor that all engines of this Spark session share; None: make one for `session`.
     """
 
-    choice = SPARK
+    engine_choice = SPARK
 
     def __init__(self, session: SparkSession, monitor: DriverMonitor | None = None) -> None:
         self.session = session
@@ -298,7 +305,7 @@ class SparkEngine:
         try:
             return int(self.monitor.ask(lambda: self.session.sparkContext.defaultParallelism))
         except Exception as error:  # DriverTimeout, or a Java that has died
-            raise self._failure(error) from error
+            raise self._error_of_failed_job(error) from error
 
     @property
     def is_waiting(self) -> bool:
@@ -312,7 +319,7 @@ class SparkEngine:
         late.daemon = True
         late.start()
         try:
-            answers_or_raise(self.run(self.parallelism, _import_phases, lambda _: None))
+            answers_or_raise(self.run(self.parallelism, _import_phase_modules, lambda _: None))
         finally:
             late.cancel()
 
@@ -328,7 +335,7 @@ class SparkEngine:
         self._group = f"compactor-{os.urandom(8).hex()}"
         common, inputs = (task.task, task.inputs) if isinstance(task, TaskInputs) else (task, range(count))
         pickled = _pickled(common)
-        partitions = pack(count, weights, self.parallelism)
+        partitions = partition_tasks(count, weights, self.parallelism)
 
         def report(ended: int) -> None:
             on_progress(ended * count // len(partitions))
@@ -337,13 +344,19 @@ class SparkEngine:
             with JobWatch(self.monitor, self._group, report) as self._watch:
                 context = self.session.sparkContext
                 context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
-                failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
+                failures = cluster.max_task_failures(
+                    str(context.master), context.getConf().get("spark.task.maxFailures")
+                )
                 packed = [[(number, _pickled(inputs[number])) for number in numbers] for numbers in partitions]
-                rows = context.parallelize(packed, len(packed)).mapPartitions(_task_body(pickled, failures)).collect()
+                rows = (
+                    context.parallelize(packed, len(packed))
+                    .mapPartitions(_partition_function(pickled, failures))
+                    .collect()
+                )
         except Exception as error:
-            if _caused_by_interrupt(error):
+            if _is_caused_by_interrupt(error):
                 raise KeyboardInterrupt from error
-            raise self._failure(error) from error
+            raise self._error_of_failed_job(error) from error
         outcomes = {number: pickle.loads(outcome) for number, outcome in rows}  # noqa: S301  our own workers'
         return [outcomes[number] for number in range(count)]
 
@@ -374,9 +387,9 @@ class SparkEngine:
                 java.wait(_JAVA_ENDS_WITHIN_SECONDS)
             java.kill()
             java.wait()
-        _drop_java()
+        _clear_pyspark_state()
 
-    def _failure(self, error: Exception) -> CompactorError:
+    def _error_of_failed_job(self, error: Exception) -> CompactorError:
         if self.monitor.failure:
             return Unavailable(
                 self.monitor.failure, "the next run gets a new Spark session; check Spark's master and workers"
@@ -395,7 +408,7 @@ class SparkEngine:
         )
 
 
-def _drop_java() -> None:
+def _clear_pyspark_state() -> None:
     """Remove an ended Java from PySpark's state, so that the next session starts a new one."""
     with contextlib.suppress(Exception):
         if SparkContext._active_spark_context is not None:
@@ -410,14 +423,15 @@ def _drop_java() -> None:
     SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
 
 
-def _caused_by_interrupt(error: BaseException) -> bool:
+def _is_caused_by_interrupt(error: BaseException) -> bool:
     """Return whether a KeyboardInterrupt caused an error: PySpark calls Java once more then, which may fail."""
     context = error.__context__
-    return context is not None and (isinstance(context, KeyboardInterrupt) or _caused_by_interrupt(context))
+    return context is not None and (isinstance(context, KeyboardInterrupt) or _is_caused_by_interrupt(context))
 
 
 def _pickled(task: object) -> bytes:
-    """Pickle separately from the surrounding function, so that this function gets a failed import in a worker."""
+    """Return a pickled task or input. Workers unpickle it inside their function, which so gets the error of a failed
+    import."""
     return bytes(CPickleSerializer().dumps(task))  # type: ignore[no-untyped-call]
 
 
@@ -425,12 +439,14 @@ Inputs = list[tuple[int, bytes]]
 """The tasks of one partition: number and pickled input of each."""
 
 
-def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inputs]], Iterable[tuple[int, bytes]]]:
+def _partition_function(
+    pickled_task: bytes, max_task_failures: int
+) -> Callable[[Iterable[Inputs]], Iterable[tuple[int, bytes]]]:
     """Return the function that workers run over a partition. It yields each task's number and pickled outcome."""
 
     def body(partition: Iterable[Inputs]) -> Iterator[tuple[int, bytes]]:
         context = TaskContext.get()
-        last = context is None or context.attemptNumber() + 1 >= max_failures
+        last = context is None or context.attemptNumber() + 1 >= max_task_failures
         task: Callable[[Any], Any] | None = None
         for number, pickled_input in chain.from_iterable(partition):
             outcome: object
@@ -440,14 +456,17 @@ def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inp
             except Exception as error:
                 if not last and not (isinstance(error, CompactorError) and not isinstance(error, Unavailable)):
                     raise  # Spark's retry may succeed, with the store available or more memory
-                outcome = TaskFailure(_public(error))
+                outcome = TaskFailure(_error_for_driver(error))
             yield number, pickle.dumps(outcome)
 
     return body
 
 
-def _public(error: Exception) -> Exception:
-    """Return the error for the driver (W3). Of an error that Spark transports, only Java's stack trace is visible."""
+def _error_for_driver(error: Exception) -> Exception:
+    """Convert the error of a task to the one that the driver gets (W3): a CompactorError; RuntimeError for a defect.
+
+    Of an error that Spark transports, only Java's stack trace is visible.
+    """
     if isinstance(error, CompactorError):
         return error
     if isinstance(error, ImportError):
@@ -464,7 +483,7 @@ def _public(error: Exception) -> Exception:
     return defect
 
 
-def _import_phases(_: int) -> None:
+def _import_phase_modules(_: int) -> None:
     import compactor.phase_one
     import compactor.phase_two  # noqa: F401
 

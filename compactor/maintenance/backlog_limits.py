@@ -49,14 +49,14 @@ TARGET_AFTER_EVICTION = 0.9
 
 @dataclass(frozen=True)
 class ExtentBytes:
-    """A ledger or segment with its size. Offsets are inclusive."""
+    """Offsets and logical bytes of a ledger or segment. Offsets are inclusive."""
 
     first_offset: int
     last_offset: int
     size: int
 
     def size_from(self, offset: int) -> int:
-        """Return the approximate number of bytes at or after this offset."""
+        """Return the approximate number of bytes of the extent at or after this offset."""
         remaining = self.last_offset + 1 - max(offset, self.first_offset)
         return self.size * max(remaining, 0) // (self.last_offset + 1 - self.first_offset)
 
@@ -115,7 +115,7 @@ def extent_sizes(snapshot: TopicSnapshot, log: LogDirectory) -> list[ExtentBytes
 
 
 def bytes_from(sizes: Sequence[ExtentBytes], offset: int) -> int:
-    """Return the approximate number of bytes at or after this offset."""
+    """Return the approximate number of bytes of all extents at or after this offset."""
     return sum(extent.size_from(offset) for extent in sizes)
 
 
@@ -149,7 +149,7 @@ class ServedCursor(Protocol):
 
 @dataclass(frozen=True)
 class BacklogLimits:
-    """Application of the limits to topics.
+    """Enforcement of time to live and backlog quotas.
 
     `served`: returns the cursor of a topic's subscription whose state is in this process, since a cursor has one owner.
     """
@@ -157,20 +157,22 @@ class BacklogLimits:
     environment: Environment
     served: Callable[[TopicRecord, str], ServedCursor | None] = lambda _topic, _name: None
 
-    def apply(self, topic: TopicRecord, policies: TopicPolicies) -> ExceededQuota | None:
+    def enforce(self, topic: TopicRecord, policies: TopicPolicies) -> ExceededQuota | None:
         """Acknowledge messages for the topic's subscriptions, as time to live and quotas require.
 
         Return the exceeded quota for which the topic accepts no messages now; None: it accepts them.
         """
         if policies.message_ttl_seconds:
-            self._acknowledge_older(topic, self.environment.clock.now_ms() - policies.message_ttl_seconds * 1000)
+            self._acknowledge_published_before(
+                topic, self.environment.clock.now_ms() - policies.message_ttl_seconds * 1000
+            )
         over = self.exceeded_quotas(topic, policies)
         for item in over:
             if item.action == EVICT:
-                self._evict(topic, item)
+                self._evict_backlog(topic, item)
         return next((item for item in over if item.action != EVICT), None)
 
-    def check(self, topic: TopicRecord) -> None:
+    def check_accepts_messages(self, topic: TopicRecord) -> None:
         """Raise Unavailable or Conflict if the topic accepts no messages now."""
         policies = self.environment.metadata.policies.effective(topic)
         for item in self.exceeded_quotas(topic, policies) if has_limits(policies) else ():
@@ -179,7 +181,7 @@ class BacklogLimits:
 
     def exceeded_quotas(self, topic: TopicRecord, policies: TopicPolicies) -> list[ExceededQuota]:
         """Return the exceeded quotas of the topic, by the backlog of its slowest subscription. Changes nothing."""
-        slowest = min(self._cursors(topic), key=lambda cursor: cursor.mark_delete_offset, default=None)
+        slowest = min(self._consumer_cursors(topic), key=lambda cursor: cursor.mark_delete_offset, default=None)
         if slowest is None:
             return []
         over = []
@@ -195,38 +197,40 @@ class BacklogLimits:
                     slowest.mark_delete_offset + 1,
                 )
             else:
-                backlog = self._age_seconds(topic, slowest.mark_delete_offset + 1, limit)
+                backlog = self._message_age_seconds(topic, slowest.mark_delete_offset + 1, limit)
             if backlog > limit:
                 over.append(ExceededQuota(topic.name, slowest.name, backlog, limit, unit, action))
         return over
 
-    def _evict(self, topic: TopicRecord, over: ExceededQuota) -> None:
+    def _evict_backlog(self, topic: TopicRecord, over: ExceededQuota) -> None:
         """Acknowledge the oldest messages for the subscriptions whose backlog is too large."""
         remaining = int(over.limit * TARGET_AFTER_EVICTION)
         if over.unit == "bytes":
             sizes = extent_sizes(self.environment.metadata.topic_snapshot(topic.id), self.environment.log)
             self._acknowledge_below(
-                Topic(self.environment, topic), self._cursors(topic), start_of_last_bytes(sizes, remaining)
+                Topic(self.environment, topic), self._consumer_cursors(topic), start_of_last_bytes(sizes, remaining)
             )
         else:
-            self._acknowledge_older(topic, self.environment.clock.now_ms() - remaining * 1000)
+            self._acknowledge_published_before(topic, self.environment.clock.now_ms() - remaining * 1000)
 
-    def _acknowledge_older(self, topic: TopicRecord, publish_time: int) -> None:
+    def _acknowledge_published_before(self, topic: TopicRecord, publish_time: int) -> None:
         """Acknowledge, for every subscription, all messages before the first one published at that time or later."""
-        waiting = self._cursors(topic)
+        waiting = self._consumer_cursors(topic)
         if not waiting:
             return
         opened = Topic(self.environment, topic)
         reader = opened.snapshot_reader()
         try:
-            offset = self._first_since(reader, min(record.mark_delete_offset for record in waiting) + 1, publish_time)
+            offset = self._first_offset_since(
+                reader, min(record.mark_delete_offset for record in waiting) + 1, publish_time
+            )
         except (ObjectMissing, ObjectDamaged):
             if opened.snapshot().extents == reader.extents:
                 raise
             return  # an extent was sealed or trimmed since: the next task checks again
         self._acknowledge_below(opened, waiting, offset)
 
-    def _first_since(self, reader: SnapshotReader, offset: int, publish_time: int) -> int:
+    def _first_offset_since(self, reader: SnapshotReader, offset: int, publish_time: int) -> int:
         """Return the first offset from `offset` on whose message was published at that time or later, else the end.
 
         The database rows of most extents decide; only an extent with older and younger messages is read. If that is in
@@ -234,7 +238,7 @@ class BacklogLimits:
         """
         end = reader.end  # read first: messages that are appended later are younger
         for extent in _extents_from(reader, offset, end):
-            first, (oldest, newest) = max(extent.first_offset, offset), _published(extent)
+            first, (oldest, newest) = max(extent.first_offset, offset), _publish_time_bounds(extent)
             if newest is not None and newest < publish_time:
                 continue
             if (oldest is not None and oldest >= publish_time) or self._is_remote(extent):
@@ -274,7 +278,7 @@ class BacklogLimits:
                 cursor.acknowledge_below(offset)
                 cursor.close()
 
-    def _age_seconds(self, topic: TopicRecord, offset: int, limit: int) -> int:
+    def _message_age_seconds(self, topic: TopicRecord, offset: int, limit: int) -> int:
         """Return the age of the first message at or after an offset; 0: there is none.
 
         An age up to `limit` may be a lower bound. A message in another log directory counts as the newest of its
@@ -285,7 +289,7 @@ class BacklogLimits:
         extent = next(_extents_from(reader, offset, reader.end), None)
         if extent is None:
             return 0
-        published, newest = _published(extent)
+        published, newest = _publish_time_bounds(extent)
         if published is None or (now - published) // 1000 > limit:
             if self._is_remote(extent):
                 published = newest
@@ -298,8 +302,8 @@ class BacklogLimits:
         """Return whether an extent's messages are in another log directory."""
         return isinstance(extent, SegmentRecord) and extent.log_uid != self.environment.log.known_uid
 
-    def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
-        """Return the subscriptions that have limits."""
+    def _consumer_cursors(self, topic: TopicRecord) -> list[CursorRecord]:
+        """Return the cursors of the topic except `__compaction`, which has no limits."""
         return [item for item in self.environment.metadata.cursors.of_topic(topic.id) if item.name != COMPACTION_CURSOR]
 
 
@@ -311,6 +315,6 @@ def _extents_from(reader: SnapshotReader, offset: int, end: int) -> Iterator[Led
             yield extent
 
 
-def _published(extent: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
+def _publish_time_bounds(extent: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
     """Return the smallest and largest publish time in an extent's row; None, None for an open segment."""
     return (extent.content.min_publish_time, extent.content.max_publish_time) if extent.content else (None, None)

@@ -113,8 +113,11 @@ class CollectionResult:
 
 @dataclass(frozen=True)
 class GarbageCollector:
-    """Garbage collector. `grace_ms`, `skew_ms`: see the module. `on_object` gets each object that is deleted, or would
-    be."""
+    """Garbage collector of the object store. `grace_ms`: age from which objects without a reference are garbage.
+
+    `skew_ms`: maximum difference between the clocks of store and process. `on_object` gets each object that is deleted,
+    or that a dry run would delete.
+    """
 
     environment: Environment
     grace_ms: int = GRACE_MS
@@ -124,7 +127,7 @@ class GarbageCollector:
     def collect(self, topic: TopicRecord, dry_run: bool = False) -> CollectionResult:
         """Collect the garbage of one topic. `dry_run`: delete nothing. Raises DataLoss (then no object was deleted),
         TopicNotFound, and Misconfigured for the store of another database."""
-        self._refuse_other_store(dry_run)
+        self._check_store_identity(dry_run)
         return self._list_and_collect(topic, dry_run)
 
     def collect_due(self) -> Iterator[CollectionResult]:
@@ -132,16 +135,18 @@ class GarbageCollector:
 
         Yield a result per topic; `error` has its failure. Raises Misconfigured for the store of another database.
         """
-        self._refuse_other_store(dry_run=False)
+        self._check_store_identity(dry_run=False)
         metadata = self.environment.metadata
         queued = metadata.topic_work.due(WorkKind.COLLECT, self.environment.clock.now_ms())
         for first in range(0, len(queued), TOPICS_AT_ONCE):
             page = metadata.topics.by_ids([work.topic_id for work in queued[first : first + TOPICS_AT_ONCE]])
             for topic in page.values():
-                yield _alone(topic.name, topic.uid, partial(self._list_and_collect, topic, False))
+                yield _collect_without_raising(topic.name, topic.uid, partial(self._list_and_collect, topic, False))
         for deleted in metadata.tenancy.uncollected_topics():
             if self._is_due(deleted):
-                yield _alone(deleted.name, deleted.uid, partial(self._list_and_collect_deleted, deleted))
+                yield _collect_without_raising(
+                    deleted.name, deleted.uid, partial(self._list_and_collect_deleted, deleted)
+                )
 
     def collect_all(
         self, dry_run: bool = False, unknown_topics: bool = False, after_uid: str = ""
@@ -152,7 +157,7 @@ class GarbageCollector:
         of topics that the database does not know are deleted after the grace time; otherwise they are only counted,
         because they may belong to another database. Raises Misconfigured for the store of another database.
         """
-        self._refuse_other_store(dry_run)
+        self._check_store_identity(dry_run)
         metadata, began = self.environment.metadata, self.environment.clock.now_ms()
         topics = self._topics_by_uid(after_uid)
         following = next(topics, None)
@@ -162,20 +167,28 @@ class GarbageCollector:
                 continue
             listed = list(objects)
             while following is not None and following.uid < uid:
-                yield _alone(following.name, following.uid, partial(self._collect, following, [], began, dry_run))
+                yield _collect_without_raising(
+                    following.name, following.uid, partial(self._collect, following, [], began, dry_run)
+                )
                 following = next(topics, None)
             topic = None
             if following is not None and following.uid == uid:
                 topic, following = following, next(topics, None)
             # Not on its page: a new topic, or a deleted row; rows are created and deleted before objects.
             if topic := topic or metadata.topics.by_uid(uid):
-                yield _alone(topic.name, uid, partial(self._collect, topic, listed, began, dry_run))
+                yield _collect_without_raising(topic.name, uid, partial(self._collect, topic, listed, began, dry_run))
             elif deleted := metadata.tenancy.deleted_topic(uid):
-                yield _alone(deleted.name, uid, partial(self._collect_deleted, deleted, listed, dry_run))
+                yield _collect_without_raising(
+                    deleted.name, uid, partial(self._collect_deleted, deleted, listed, dry_run)
+                )
             else:
-                yield _alone(None, uid, partial(self._unknown, uid, listed, dry_run, unknown_topics))
+                yield _collect_without_raising(
+                    None, uid, partial(self._collect_unknown_topic, uid, listed, dry_run, unknown_topics)
+                )
         while following is not None:
-            yield _alone(following.name, following.uid, partial(self._collect, following, [], began, dry_run))
+            yield _collect_without_raising(
+                following.name, following.uid, partial(self._collect, following, [], began, dry_run)
+            )
             following = next(topics, None)
 
     def _topics_by_uid(self, after_uid: str) -> Iterator[TopicRecord]:
@@ -189,7 +202,7 @@ class GarbageCollector:
         listed = list(self.environment.store.list(names.topic_prefix(topic.uid)))
         return self._collect(topic, listed, began, dry_run)
 
-    def _refuse_other_store(self, dry_run: bool) -> None:
+    def _check_store_identity(self, dry_run: bool) -> None:
         identity = StoreIdentity(self.environment.metadata, self.environment.store)
         identity.check() if dry_run else identity.check_or_bind()
 
@@ -204,7 +217,7 @@ class GarbageCollector:
         if self._is_clean(snapshot, listed, now):
             if not dry_run:
                 self._reschedule(snapshot, listed, listed_since, queued, now, 0, {})
-            return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
+            return CollectionResult(topic.name, topic.uid, not dry_run, foreign=_count_foreign_objects(listed))
         expired = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         policies = self.environment.metadata.policies.effective(topic)
@@ -227,18 +240,20 @@ class GarbageCollector:
                 )
                 for attempt in snapshot.attempts
             )
-            kept = [item for item in kept if not self._may_go(snapshot, item, now, times)]
+            kept = [item for item in kept if not self._is_collectable(snapshot, item, now, times)]
             retired = len(snapshot.compacted) - len(kept)
             snapshot = replace(snapshot, ledgers=tuple(ledger for ledger in snapshot.ledgers if ledger not in due))
-        garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(due))
+        garbage = self._find_garbage(
+            listed, self._referenced_names(snapshot, kept), snapshot, now, _object_names_of(due)
+        )
         failpoint(Failpoint.GC_REFERENCES_READ)
-        objects = self._delete(garbage, dry_run, self.on_object)
+        objects = self._delete_objects(garbage, dry_run, self.on_object)
         if not dry_run:
-            remaining = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
+            remaining = _attempt_ids_of({info.name for info in listed} - {info.name for info, _ in garbage})
             self.environment.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=remaining)
             self._reschedule(snapshot, listed, listed_since, queued, now, delay_ms, times)
         failpoint(Failpoint.GC_DONE)
-        foreign = _foreign(listed)
+        foreign = _count_foreign_objects(listed)
         return CollectionResult(topic.name, topic.uid, not dry_run, objects, expired, retired, foreign, trimmed)
 
     def _reschedule(
@@ -251,12 +266,12 @@ class GarbageCollector:
         delay_ms: int,
         retired_due: Mapping[int, int],
     ) -> None:
-        """State when the topic needs the next collection. `queued`: as it was read before the snapshot."""
-        times = [self._next_time(snapshot, listed_since, now, delay_ms, retired_due)]
+        """Store the time of the topic's next collection. `queued`: its queue entry, read before the snapshot."""
+        times = [self._next_collection_time(snapshot, listed_since, now, delay_ms, retired_due)]
         attempts = {attempt.attempt_id for attempt in snapshot.attempts}
         for info in listed:  # of an attempt without a row, or a row that began after the snapshot
             parsed = names.parse(info.name)
-            if parsed is not None and parsed.attempt_id not in attempts and not self._old(info, now):
+            if parsed is not None and parsed.attempt_id not in attempts and not self._is_old_enough(info, now):
                 times.append(info.modified_ms + self.grace_ms + self.skew_ms + 1)
         due_at = min((time for time in times if time is not None), default=None)
         work = self.environment.metadata.topic_work
@@ -265,7 +280,7 @@ class GarbageCollector:
         elif due_at is not None:
             work.queue(WorkKind.COLLECT, [snapshot.topic.id])
 
-    def _next_time(
+    def _next_collection_time(
         self, snapshot: GcSnapshot, listed_since: int, now: int, delay_ms: int, retired_due: Mapping[int, int]
     ) -> int | None:
         """Return the first time (ms) at which rows of the snapshot lead to work; None: none do.
@@ -288,16 +303,17 @@ class GarbageCollector:
         return min(max(min(times), now), now + GRACE_MS) if times else None
 
     def _is_clean(self, snapshot: GcSnapshot, listed: list[ObjectInfo], now: int) -> bool:
-        """Return whether no step has work, and no attempt is unfinished."""
+        """Return whether the topic needs no collection: it has no retired or trimmed ledger, no unfinished attempt, no
+        attempt without objects, and no garbage."""
         if any(item.retired_at is not None for item in snapshot.compacted):
             return False
         if any(ledger.deleted_at is not None for ledger in snapshot.ledgers):
             return False
-        remaining = _attempts_of(info.name for info in listed)
+        remaining = _attempt_ids_of(info.name for info in listed)
         if any(attempt.finished_at is None or attempt.attempt_id not in remaining for attempt in snapshot.attempts):
             return False
-        references = self._references(snapshot, list(snapshot.compacted))
-        return not self._garbage(listed, references, snapshot, now, set())
+        references = self._referenced_names(snapshot, list(snapshot.compacted))
+        return not self._find_garbage(listed, references, snapshot, now, set())
 
     def _due_times(self, snapshot: GcSnapshot, snapshot_age_ms: int) -> dict[int, int]:
         """Return when each retired compacted ledger may be collected (ms), by id; the others stay.
@@ -333,20 +349,20 @@ class GarbageCollector:
                 failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
-    def _may_go(
+    def _is_collectable(
         self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int, times: Mapping[int, int]
     ) -> bool:
         """Return, for a dry run, whether `_collect_retired` would delete the row."""
         pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
         return compacted.ledger_id in times and now >= times[compacted.ledger_id] and not pinned
 
-    def _references(self, snapshot: GcSnapshot, kept: list[CompactedLedgerRecord]) -> set[str]:
+    def _referenced_names(self, snapshot: GcSnapshot, kept: list[CompactedLedgerRecord]) -> set[str]:
         """Return the names of all objects that rows reference, and the manifests of those rows."""
-        referenced = _objects_of(snapshot.ledgers)
+        referenced = _object_names_of(snapshot.ledgers)
         for compacted in kept:
             referenced.add(compacted.manifest.name)
             try:
-                referenced |= read_manifest(self.environment.store, compacted.manifest).objects
+                referenced |= read_manifest(self.environment.store, compacted.manifest).object_names
             except DataLoss as error:
                 present = self.environment.metadata.topic_snapshot(snapshot.topic.id)
                 is_current = present.compacted is not None and present.compacted.ledger_id == compacted.ledger_id
@@ -360,7 +376,7 @@ class GarbageCollector:
                 ) from error
         return referenced
 
-    def _garbage(
+    def _find_garbage(
         self, listed: list[ObjectInfo], referenced: set[str], snapshot: GcSnapshot, now: int, trimmed: set[str]
     ) -> list[tuple[ObjectInfo, ParsedName]]:
         """Return the listed objects that are garbage. `trimmed`: objects that need no grace time after their delay."""
@@ -376,12 +392,12 @@ class GarbageCollector:
                 ended = finished[parsed.attempt_id]
                 unneeded = ended is not None and ended <= now - self.grace_ms
             else:
-                unneeded = self._old(info, now)
+                unneeded = self._is_old_enough(info, now)
             if unneeded:
                 garbage.append((info, parsed))
         return garbage
 
-    def _old(self, info: ObjectInfo, now: int) -> bool:
+    def _is_old_enough(self, info: ObjectInfo, now: int) -> bool:
         return info.modified_ms < now - self.grace_ms - self.skew_ms
 
     def _is_due(self, deleted: DeletedTopic) -> bool:
@@ -390,7 +406,7 @@ class GarbageCollector:
         return deleted.deleted_at <= self.environment.clock.now_ms() - policies.file_delete_delay_ms
 
     def _list_and_collect_deleted(self, deleted: DeletedTopic) -> CollectionResult:
-        """Delete the objects of a deleted topic. After a grace time, in which late writers may end, it is collected."""
+        """Delete the objects of a deleted topic. Mark it as collected after a grace time, in which late writers end."""
         is_last = deleted.deleted_at < self.environment.clock.now_ms() - self.grace_ms
         listed = list(self.environment.store.list(names.topic_prefix(deleted.uid)))
         result = self._collect_deleted(deleted, listed, dry_run=False)
@@ -404,22 +420,24 @@ class GarbageCollector:
         due = self._is_due(deleted)
         parsed = ((info, names.parse(info.name)) for info in listed if due)
         garbage = [(info, name) for info, name in parsed if name is not None]
-        objects = self._delete(garbage, dry_run, self.on_object)
+        objects = self._delete_objects(garbage, dry_run, self.on_object)
         return CollectionResult(
-            deleted.name, deleted.uid, not dry_run, objects, foreign=_foreign(listed), topic_deleted=True
+            deleted.name, deleted.uid, not dry_run, objects, foreign=_count_foreign_objects(listed), topic_deleted=True
         )
 
-    def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, delete: bool) -> CollectionResult:
+    def _collect_unknown_topic(
+        self, uid: str, listed: list[ObjectInfo], dry_run: bool, delete: bool
+    ) -> CollectionResult:
         """Delete, or only count, the objects of a topic without a row. A deleted row never returns."""
         failpoint(Failpoint.GC_LISTED)
         now = self.environment.clock.now_ms()
         parsed = ((info, names.parse(info.name)) for info in listed)
-        garbage = ((info, name) for info, name in parsed if name is not None and self._old(info, now))
+        garbage = ((info, name) for info, name in parsed if name is not None and self._is_old_enough(info, now))
         deleted = delete and not dry_run
-        objects = self._delete(garbage, not deleted, self.on_object if delete else lambda _: None)
-        return CollectionResult(None, uid, deleted, objects, foreign=_foreign(listed))
+        objects = self._delete_objects(garbage, not deleted, self.on_object if delete else lambda _: None)
+        return CollectionResult(None, uid, deleted, objects, foreign=_count_foreign_objects(listed))
 
-    def _delete(
+    def _delete_objects(
         self, garbage: Iterable[tuple[ObjectInfo, ParsedName]], dry_run: bool, report: Callable[[ObjectInfo], object]
     ) -> dict[ObjectKind, ObjectTotals]:
         objects: dict[ObjectKind, ObjectTotals] = {}
@@ -433,22 +451,27 @@ class GarbageCollector:
         return objects
 
 
-def _alone(name: TopicName | None, uid: str, collect: Callable[[], CollectionResult]) -> CollectionResult:
-    """Collect one topic. An error of its own data or objects is a result: other topics are collected nevertheless."""
+def _collect_without_raising(
+    name: TopicName | None, uid: str, collect: Callable[[], CollectionResult]
+) -> CollectionResult:
+    """Collect one topic, and return the result.
+
+    DataLoss, NotFound and Misconfigured become its `error`, so that other topics are collected nevertheless.
+    """
     try:
         return collect()
     except (DataLoss, NotFound, Misconfigured) as error:
         return CollectionResult(name, uid, False, error=error)
 
 
-def _attempts_of(object_names: Iterable[str]) -> set[str]:
+def _attempt_ids_of(object_names: Iterable[str]) -> set[str]:
     """Return the ids of the attempts that wrote these objects."""
     return {parsed.attempt_id for parsed in map(names.parse, object_names) if parsed is not None}
 
 
-def _objects_of(ledgers: Iterable[LedgerRecord]) -> set[str]:
+def _object_names_of(ledgers: Iterable[LedgerRecord]) -> set[str]:
     return {name for ledger in ledgers for name in (ledger.rows.name, ledger.index.name)}
 
 
-def _foreign(listed: Iterable[ObjectInfo]) -> int:
+def _count_foreign_objects(listed: Iterable[ObjectInfo]) -> int:
     return sum(names.parse(info.name) is None for info in listed)

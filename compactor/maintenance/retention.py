@@ -20,11 +20,11 @@ from compactor.maintenance.retention_plan import (
     DELETE,
     RetentionExtent,
     TrimPlan,
-    end_of,
+    end_offset,
     first_offset_after,
     plan_before,
     plan_by_policies,
-    without_unsealed,
+    without_unsealed_extents,
 )
 from compactor.maintenance.sequence_ids import store_sequence_ids
 from storage.environment import Environment
@@ -65,7 +65,7 @@ class TrimResult:
 
 @dataclass(frozen=True)
 class Retention:
-    """The trimming of topics: it marks raw ledgers as removed."""
+    """Trimming of topics, which marks raw ledgers as deleted."""
 
     environment: Environment
 
@@ -83,18 +83,18 @@ class Retention:
             policies = self.environment.metadata.policies.resolve_policies(topic)
             snapshot = self.environment.metadata.topic_snapshot(topic.id)
             now = self.environment.clock.now_ms()
-            extents, damage = self._extents(snapshot, policies.policies, now)
-            cursors = self._cursors(snapshot.topic, policies, dry_run)
+            extents, damage = self._retention_extents(snapshot, policies.policies, now)
+            cursors = self._cursors_with_compaction(snapshot.topic, policies, dry_run)
             blocking = [] if force else cursors
             if before is None:
                 plan = plan_by_policies(snapshot, extents, blocking, policies.policies, now)
             else:
-                offset = before if isinstance(before, int) else self._offset_of(snapshot, extents, before)
+                offset = before if isinstance(before, int) else self._offset_of_message(snapshot, extents, before)
                 plan = plan_before(snapshot, extents, blocking, policies.policies, offset)
             if damage is not None:
                 tail_left = ErrorText.from_error(damage)
             if not force and plan.removes_messages(snapshot.topic):
-                self._check_compacted(topic)
+                self._check_compacted_ledger(topic)
             if dry_run:
                 first = first_offset_after(plan, snapshot, extents)
                 return TrimResult(snapshot.topic, plan, False, first, tail_left, damage is not None)
@@ -103,9 +103,9 @@ class Retention:
                 error = LogManager(self.environment).try_roll_and_seal(topic)
                 sealed, tail_left = True, NO_ERROR if error is None else ErrorText.from_error(error)
                 continue
-            plan = without_unsealed(plan, snapshot.topic)
+            plan = without_unsealed_extents(plan, snapshot.topic)
             try:
-                self._mark(snapshot.topic, plan, force)
+                self._mark_trimmed(snapshot.topic, plan, force)
             except Conflict:
                 if not tries_left:
                     raise
@@ -114,12 +114,14 @@ class Retention:
             return TrimResult(snapshot.topic, plan, True, first, tail_left, damage is not None)
         raise AssertionError("the last try returns or raises")
 
-    def _check_compacted(self, topic: TopicRecord) -> None:
+    def _check_compacted_ledger(self, topic: TopicRecord) -> None:
         """Raise DataLoss unless the compacted ledger that the topic has now, if any, is whole (R8)."""
         store = self.environment.store
         Topic(self.environment, topic).read_snapshot(lambda reader: check_compacted_ledger(store, reader.snapshot))
 
-    def _cursors(self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool) -> list[CursorRecord]:
+    def _cursors_with_compaction(
+        self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool
+    ) -> list[CursorRecord]:
         """Return the topic's cursors, with `__compaction` if compaction is enabled.
 
         If compaction is enabled for the namespace or broker, the cursor may not exist yet; then this creates it (S9).
@@ -130,8 +132,11 @@ class Retention:
         missing = CursorRecord(COMPACTION_CURSOR, None, {})
         return [*cursors, missing if dry_run else self.environment.metadata.cursors.ensure(topic.id, COMPACTION_CURSOR)]
 
-    def _mark(self, topic: TopicRecord, plan: TrimPlan, force: bool) -> None:
-        """Mark the ledgers in at most two transactions. After the first the topic is as after a smaller trim."""
+    def _mark_trimmed(self, topic: TopicRecord, plan: TrimPlan, force: bool) -> None:
+        """Mark the ledgers of the plan as deleted, and move the topic's start, in at most two transactions.
+
+        After the first the topic is as after a smaller trim.
+        """
         removed = [candidate.extent for candidate in plan.candidates]
         if removed or plan.start_offset > topic.start_offset:
             end = max([plan.start_offset, *(extent.last_offset + 1 for extent in removed)])
@@ -146,7 +151,7 @@ class Retention:
             self.environment.metadata.trimming.trim(topic.id, end, compacted, force=force, keep_start=True)
             failpoint(Failpoint.TRIM_MARKED)
 
-    def _extents(
+    def _retention_extents(
         self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int
     ) -> tuple[list[RetentionExtent], DataLoss | None]:
         """Return the topic's extents in offset order, up to the first one that is empty, remote or unreadable.
@@ -158,7 +163,7 @@ class Retention:
         damage: DataLoss | None = None
         for record in snapshot.extents:
             try:
-                extent = self._extent(snapshot, record, policies, now)
+                extent = self._retention_extent(snapshot, record, policies, now)
             except DataLoss as error:
                 damage = error
             else:
@@ -167,14 +172,17 @@ class Retention:
         prefix = takewhile(lambda record: record.ledger_id in extents, snapshot.extents)
         return [extents[record.ledger_id] for record in prefix], damage
 
-    def _extent(
+    def _retention_extent(
         self, snapshot: TopicSnapshot, record: LedgerRecord | SegmentRecord, policies: TopicPolicies, now: int
     ) -> RetentionExtent | None:
-        """Return a ledger, or a segment with visible messages in this process's log directory. Raises DataLoss."""
+        """Return the extent of a ledger or segment; None: a segment is in another log directory, or has no messages.
+
+        Raises DataLoss.
+        """
         if isinstance(record, SegmentRecord) and record.log_uid != self.environment.log.known_uid:
             return None
         if record.content is None:
-            return self._open_extent(snapshot, record, policies, now)
+            return self._open_segment_extent(snapshot, record, policies, now)
         return RetentionExtent(
             record.ledger_id,
             record.first_offset,
@@ -185,10 +193,10 @@ class Retention:
             sealed=isinstance(record, LedgerRecord),
         )
 
-    def _open_extent(
+    def _open_segment_extent(
         self, snapshot: TopicSnapshot, segment: SegmentRecord, policies: TopicPolicies, now: int
     ) -> RetentionExtent | None:
-        """Return the open segment; None: it has no visible messages."""
+        """Return the extent of an open segment; None: it has no visible messages."""
         alone = replace(
             snapshot, ledgers=(), segments=(segment,), topic=replace(snapshot.topic, start_offset=0), compacted=None
         )
@@ -197,10 +205,10 @@ class Retention:
         if last is None:
             return None
         messages = last.offset - segment.first_offset + 1
-        newest = self._newest_if_expired(reader, policies, now)
+        newest = self._expired_publish_time(reader, policies, now)
         return RetentionExtent(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False)
 
-    def _newest_if_expired(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
+    def _expired_publish_time(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
         """Return an expired time if all messages of the segment are older than the retention time, else None."""
         kept = policies.retention_ms_effective
         if DELETE not in policies.cleanup_policy or kept is None:
@@ -208,7 +216,9 @@ class Retention:
         young = reader.seek_position(StartTime(now - kept), read_compacted=False)
         return now - kept - 1 if young == NOWHERE else None
 
-    def _offset_of(self, snapshot: TopicSnapshot, extents: Sequence[RetentionExtent], message_id: MessageId) -> int:
+    def _offset_of_message(
+        self, snapshot: TopicSnapshot, extents: Sequence[RetentionExtent], message_id: MessageId
+    ) -> int:
         """Return the offset of the first message at or after an id; if raw is trimmed there, of the compacted ones."""
         trimmed = not extents or message_id.ledger_id < extents[0].ledger_id
         if trimmed and snapshot.compacted is None:
@@ -216,4 +226,4 @@ class Retention:
         topic = Topic(self.environment, snapshot.topic)
         for batch in topic.read(message_id, read_compacted=trimmed, max_messages=1):
             return int(batch.column("offset")[0].as_py())
-        return end_of(snapshot.topic, extents)
+        return end_offset(snapshot.topic, extents)

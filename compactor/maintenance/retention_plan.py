@@ -84,7 +84,7 @@ class TrimPlan:
         return any(not candidate.extent.sealed for candidate in self.candidates)
 
 
-def end_of(topic: TopicRecord, extents: Sequence[RetentionExtent]) -> int:
+def end_offset(topic: TopicRecord, extents: Sequence[RetentionExtent]) -> int:
     """Return the offset after the last message that is known here: the open segment may be in another log directory."""
     return max([topic.next_offset, *(extent.last_offset + 1 for extent in extents)])
 
@@ -101,9 +101,9 @@ def plan_by_policies(
     `extents`: in order. `cursors`: those that protect messages they have not acknowledged; empty: remove regardless.
     """
     start = snapshot.topic.start_offset
-    due = _due(extents, start, policies, snapshot.horizon, now)
-    requested = max(start, _start_after(due, start))
-    return _held_back(start, due, requested, _slowest(cursors))
+    due = _due_candidates(extents, start, policies, snapshot.horizon, now)
+    requested = max(start, _start_offset_after(due, start))
+    return _plan_held_by_cursor(start, due, requested, _slowest_cursor(cursors))
 
 
 def plan_before(
@@ -124,7 +124,7 @@ def plan_before(
             f"{topic.name} has the cleanup policy compact, under which messages are not removed by offset",
             Advice(AdviceKind.TRIM_COMPACTED),
         )
-    end = end_of(topic, extents)
+    end = end_offset(topic, extents)
     if not 0 <= start_offset <= end:
         raise InvalidInput(f"{topic.name} cannot begin at offset {start_offset}", f"choose an offset from 0 to {end}")
     requested = max(topic.start_offset, start_offset)
@@ -132,7 +132,7 @@ def plan_before(
         TrimCandidate(extent, TrimReason.START_OFFSET)
         for extent in takewhile(lambda extent: extent.last_offset < requested, extents)
     ]
-    return _held_back(topic.start_offset, due, requested, _slowest(cursors))
+    return _plan_held_by_cursor(topic.start_offset, due, requested, _slowest_cursor(cursors))
 
 
 def is_expired(newest_publish_time: int | None, policies: TopicPolicies, now: int) -> bool:
@@ -141,7 +141,7 @@ def is_expired(newest_publish_time: int | None, policies: TopicPolicies, now: in
     return kept is not None and newest_publish_time is not None and now - newest_publish_time > kept
 
 
-def _due(
+def _due_candidates(
     extents: Sequence[RetentionExtent], start: int, policies: TopicPolicies, horizon: LogPosition | None, now: int
 ) -> list[TrimCandidate]:
     """Return the prefix of extents to remove, with the reason of each, regardless of cursors."""
@@ -168,19 +168,24 @@ def _due(
     return [TrimCandidate(extent, reason) for extent, reason in zip(extents, reasons, strict=False)]
 
 
-def _start_after(candidates: Sequence[TrimCandidate], start: int) -> int:
+def _start_offset_after(candidates: Sequence[TrimCandidate], start: int) -> int:
     """Return the topic's start after these removals. Compacted extents do not move it."""
     moving = (candidate.extent for candidate in candidates if candidate.reason is not TrimReason.COMPACTED)
     return max((extent.last_offset + 1 for extent in moving), default=start)
 
 
-def _slowest(cursors: Sequence[CursorRecord]) -> CursorRecord | None:
+def _slowest_cursor(cursors: Sequence[CursorRecord]) -> CursorRecord | None:
     """Return the cursor that needs the oldest message."""
     return min(cursors, key=lambda cursor: cursor.mark_delete_offset, default=None)
 
 
-def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest: CursorRecord | None) -> TrimPlan:
-    """Return the plan for the extents of `due` before the slowest cursor. It needs nothing below the topic's start."""
+def _plan_held_by_cursor(
+    start: int, due: Sequence[TrimCandidate], requested: int, slowest: CursorRecord | None
+) -> TrimPlan:
+    """Return the plan that removes the extents of `due` before the slowest cursor, and holds the others.
+
+    `start`: the topic's start, below which no cursor needs messages. `requested`: the start without cursors.
+    """
     if slowest is None:
         return TrimPlan(requested, tuple(due), requested)
     limit = max(start, slowest.mark_delete_offset + 1)
@@ -188,7 +193,7 @@ def _held_back(start: int, due: Sequence[TrimCandidate], requested: int, slowest
     held = tuple(due[len(candidates) :])
     if not held and requested <= limit:
         return TrimPlan(requested, candidates, requested)
-    new_start = _start_after(candidates, start)
+    new_start = _start_offset_after(candidates, start)
     by_offset = any(candidate.reason is TrimReason.START_OFFSET for candidate in held) or not held
     new_start = max(start, min(requested, limit) if by_offset else new_start)
     return TrimPlan(new_start, candidates, requested, slowest, held)
@@ -198,12 +203,12 @@ def first_offset_after(plan: TrimPlan, snapshot: TopicSnapshot, extents: Sequenc
     """Return the offset of the first raw message after a trim of the snapshot; of the next message, if none is left."""
     removed = {candidate.extent.ledger_id for candidate in plan.candidates}
     left = (extent.first_offset for extent in snapshot.extents if extent.ledger_id not in removed)
-    return max(plan.start_offset, next(left, end_of(snapshot.topic, extents)))
+    return max(plan.start_offset, next(left, end_offset(snapshot.topic, extents)))
 
 
-def without_unsealed(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:
+def without_unsealed_extents(plan: TrimPlan, topic: TopicRecord) -> TrimPlan:
     """Return the part of a plan that removes only sealed extents, and moves the start no further."""
     if plan.needs_sealing or plan.start_offset > topic.next_offset:
         sealed = tuple(takewhile(lambda candidate: candidate.extent.sealed, plan.candidates))
-        return replace(plan, start_offset=max(topic.start_offset, _start_after(sealed, 0)), candidates=sealed)
+        return replace(plan, start_offset=max(topic.start_offset, _start_offset_after(sealed, 0)), candidates=sealed)
     return plan

@@ -39,17 +39,17 @@ def due_times(
         if item.ledger_id in following:
             since, stays_ms = created.get(following[item.ledger_id], item.retired_at), max(grace_ms, snapshot_age_ms)
         else:
-            since, stays_ms = _unlisted_at(item, ledgers[number + 1 :], tables), grace_ms
+            since, stays_ms = _latest_unlisting_time(item, ledgers[number + 1 :], tables), grace_ms
         due[item.ledger_id] = max(since, item.retired_at) + stays_ms
     return due
 
 
-def _unlisted_at(
+def _latest_unlisting_time(
     retired: CompactedLedgerRecord,
     later: Sequence[CompactedLedgerRecord],
     tables: Mapping[int, TableSnapshot | None],
 ) -> int:
-    """Return when a compacted ledger left the table's list at the latest (ms)."""
+    """Return the latest time (ms) at which a retired compacted ledger left the list of snapshots of the table."""
     for item in later:
         if item.ledger_id not in tables:
             continue

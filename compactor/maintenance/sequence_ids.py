@@ -55,7 +55,7 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
             else:
                 end = below  # the rest has no messages
         except DataLoss as error:
-            end = _after_damage(environment, topic, end, below, error)
+            end = _offset_after_damage(environment, topic, end, below, error)
         except SegmentNotLocal as error:
             remedy = "repeat it on the machine of the log directory"
             if stored.sources is None:
@@ -70,18 +70,18 @@ def store_sequence_ids(environment: Environment, topic: TopicRecord, below: int)
             ) from error
     known = {name: last_complete_sequence_number(sequence) for name, sequence in highest.items()}
     merged = ProducerSequences(end, None if stored.highest is None else known, sources or None).merged(stored)
-    sequences.store(topic.id, replace(merged, highest=_bounded(merged.highest, len(stored.highest or ()))))
+    sequences.store(topic.id, replace(merged, highest=_limit_producers(merged.highest, len(stored.highest or ()))))
 
 
-def _bounded(highest: Mapping[str, int] | None, present: int) -> Mapping[str, int] | None:
-    """Return the ids of as many producers as may be stored; `present`: the number of those that are stored."""
+def _limit_producers(highest: Mapping[str, int] | None, present: int) -> Mapping[str, int] | None:
+    """Return the last producers of `highest`: at most MAX_PRODUCERS, or `present` (the number stored already)."""
     if highest is None:
         return None
     return dict(list(highest.items())[max(0, len(highest) - max(MAX_PRODUCERS, present)) :])
 
 
-def _after_damage(environment: Environment, topic: TopicRecord, offset: int, below: int, error: DataLoss) -> int:
-    """Return the offset after the unreadable ledger or segment at an offset."""
+def _offset_after_damage(environment: Environment, topic: TopicRecord, offset: int, below: int, error: DataLoss) -> int:
+    """Log the loss of the ids in the unreadable ledger or segment at an offset, and return the offset after it."""
     lasts = (last_position_of(extent) for extent in environment.metadata.topic_snapshot(topic.id).extents)
     end = next((last.offset + 1 for last in lasts if last is not None and last.offset >= offset), below)
     LOG.warning(

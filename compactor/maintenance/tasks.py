@@ -75,7 +75,7 @@ def due_tasks(starts: Starts, intervals: Intervals, leads: bool, now: int) -> li
 
 
 @dataclass
-class _Scrub:
+class _ScrubState:
     """A scrub in progress. `began_at`, `noted_at`: its begin and the last note of its place, in ms."""
 
     began_at: int
@@ -85,7 +85,9 @@ class _Scrub:
 
 @dataclass(eq=False)
 class Maintenance:
-    """Runner of due tasks. One thread at a time runs them; `make_due` may be called from any thread.
+    """Runner of the maintenance tasks that are due.
+
+    One thread at a time runs them; `make_due` may be called from any thread.
 
     `grace_ms`: grace time of garbage. `leads`: returns whether this process is the leader. `stopping`: ends a task
     between two topics. `throttle`: waits between topics, so that thousands of topics do not slow down the other work of
@@ -104,7 +106,7 @@ class Maintenance:
     """The topics of this process, by id, that accept no messages, as of the last task `backlog`."""
     _process: str = field(init=False, default_factory=lambda: str(Owner.current()))
     _running: threading.Lock = field(init=False, default_factory=threading.Lock)
-    _scrub: _Scrub | int | None = field(init=False, default=None)
+    _scrub: _ScrubState | int | None = field(init=False, default=None)
     _starts: dict[MaintenanceTask, int | None] = field(init=False, default_factory=dict)
 
     def make_due(self, task: MaintenanceTask) -> None:
@@ -114,11 +116,11 @@ class Maintenance:
     def run_due(self) -> list[MaintenanceTask]:
         """Run the due tasks and return them. Raises no CompactorError: errors are logged."""
         work = {
-            MaintenanceTask.SWEEP: self._sweep,
+            MaintenanceTask.SWEEP: self._sweep_log_directory,
             MaintenanceTask.BACKLOG: self._limit_backlogs,
-            MaintenanceTask.RETENTION: self._retain,
-            MaintenanceTask.GARBAGE: self._collect,
-            MaintenanceTask.SCRUB: self._scrub_slice,
+            MaintenanceTask.RETENTION: self._trim_topics,
+            MaintenanceTask.GARBAGE: self._collect_garbage,
+            MaintenanceTask.SCRUB: self._run_scrub_slice,
         }
         with self._running:
             try:
@@ -133,7 +135,7 @@ class Maintenance:
                         work[task]()
             return tasks
 
-    def _topics(self) -> Iterator[tuple[TopicRecord, TopicPolicies]]:
+    def _topics_with_policies(self) -> Iterator[tuple[TopicRecord, TopicPolicies]]:
         """Yield all topics with their policies, page by page, until the process stops."""
         resolver = self.environment.metadata.policies.resolver()
         for page in throttle_items(
@@ -144,7 +146,7 @@ class Maintenance:
                     return
                 yield topic, resolver.resolve(topic).policies
 
-    def _sweep(self) -> None:
+    def _sweep_log_directory(self) -> None:
         failing: dict[str, ErrorText] = {}
         manager = LogManager(self.environment)
         manager.roll_old_segments(failing)
@@ -156,19 +158,19 @@ class Maintenance:
         limits = BacklogLimits(self.environment, self.served)
         leads = self.leads()
         before, current = self.over_quota, dict[int, ExceededQuota]()
-        for topic, policies in self._topics():
+        for topic, policies in self._topics_with_policies():
             if not has_limits(policies):
                 continue
             over = before.get(topic.id)
             with _logging_errors(MaintenanceTask.BACKLOG, topic):
-                over = limits.apply(topic, policies) if self._is_local(topic, leads) else None
+                over = limits.enforce(topic, policies) if self._limits_backlog_here(topic, leads) else None
             if over is not None:
                 current[topic.id] = over
                 _log.log(logging.DEBUG if topic.id in before else logging.WARNING, "%s", over.error)
         if not self.stopping():
             self.over_quota = MappingProxyType(current)
 
-    def _is_local(self, topic: TopicRecord, leads: bool) -> bool:
+    def _limits_backlog_here(self, topic: TopicRecord, leads: bool) -> bool:
         """Return whether this process limits the topic's backlog: it has the last segment; if all are sealed, it serves
         the topic, or leads and none does.
 
@@ -181,49 +183,49 @@ class Maintenance:
         lease = metadata.leases.current(topic.id)
         return leads if lease is None else same_process(lease.owner, self._process)
 
-    def _retain(self) -> None:
+    def _trim_topics(self) -> None:
         retention = Retention(self.environment)
-        for topic, policies in self._topics():
+        for topic, policies in self._topics_with_policies():
             if policies.cleanup_policy or topic.start_offset:
                 with _logging_errors(MaintenanceTask.RETENTION, topic):
                     trimmed = retention.trim(topic)
                     if trimmed.tail_damaged:
                         _log.warning("%s: %s: %s", MaintenanceTask.RETENTION, topic.name, trimmed.tail_error)
 
-    def _collect(self) -> None:
+    def _collect_garbage(self) -> None:
         collector = GarbageCollector(self.environment, self.grace_ms)
         for collected in throttle_items(collector.collect_due(), self.environment.clock, self.throttle):
-            _log_collected(MaintenanceTask.GARBAGE, collected)
+            _log_collection_error(MaintenanceTask.GARBAGE, collected)
             if self.stopping():
                 return
 
-    def _scrub_slice(self) -> None:
+    def _run_scrub_slice(self) -> None:
         """Go on with a scrub of the store for `SLICE_MS`, or begin one if the last began long enough ago."""
         clock = self.environment.clock
         began = clock.now_ms()
         # After an error it goes on in a minute.
         self._starts[MaintenanceTask.SCRUB] = began + NOTED_MS - self.intervals[MaintenanceTask.SCRUB]
         if self._scrub is None:
-            self._scrub = self._scrub_to_continue()
+            self._scrub = self._due_scrub_or_last_begin()
         scrub, self._scrub = self._scrub, None  # an error ends it; the next slice begins where the note is
         if isinstance(scrub, int):
             self._starts[MaintenanceTask.SCRUB] = scrub
             return
         for collected in throttle_items(scrub.results, clock, self.throttle):
-            _log_collected(MaintenanceTask.SCRUB, collected)
+            _log_collection_error(MaintenanceTask.SCRUB, collected)
             now = clock.now_ms()
             if is_due(scrub.noted_at, NOTED_MS, now):
                 scrub.noted_at = now
-                self._note_scrub(scrub.began_at, collected.topic_uid)
+                self._store_scrub_position(scrub.began_at, collected.topic_uid)
             if self.stopping() or not self.leads():
                 return
             if now - began >= SLICE_MS:
                 self._scrub, self._starts[MaintenanceTask.SCRUB] = scrub, None
                 return
-        self._note_scrub(scrub.began_at, None)
+        self._store_scrub_position(scrub.began_at, None)
         self._starts[MaintenanceTask.SCRUB] = scrub.began_at
 
-    def _scrub_to_continue(self) -> _Scrub | int:
+    def _due_scrub_or_last_begin(self) -> _ScrubState | int:
         """Return the scrub that is due or was interrupted; or the time (ms) of the last one's begin if none is."""
         now = self.environment.clock.now_ms()
         noted = self.environment.metadata.topic_work.leader_note(SCRUB_NOTE)
@@ -233,14 +235,17 @@ class Maintenance:
                 return int(began_at)
             began_at, after_uid = now, ""
         collector = GarbageCollector(self.environment, self.grace_ms)
-        return _Scrub(began_at, collector.collect_all(after_uid=after_uid), now)
+        return _ScrubState(began_at, collector.collect_all(after_uid=after_uid), now)
 
-    def _note_scrub(self, began_at: int, after_uid: str | None) -> None:
-        """Store the place of a scrub for this process or another one. `after_uid` None: it is finished."""
+    def _store_scrub_position(self, began_at: int, after_uid: str | None) -> None:
+        """Store how far a scrub is: `after_uid`, the uid of its last topic; None: it is finished.
+
+        Any process continues it.
+        """
         self.environment.metadata.topic_work.set_leader_note(SCRUB_NOTE, json.dumps([began_at, after_uid]))
 
 
-def _log_collected(task: MaintenanceTask, collected: CollectionResult) -> None:
+def _log_collection_error(task: MaintenanceTask, collected: CollectionResult) -> None:
     """Log the error of a collection. A deleted topic is no error."""
     if collected.error is not None and not isinstance(collected.error, TopicNotFound):
         _log.warning("%s: %s: %s", task, collected.topic or collected.topic_uid, collected.error)

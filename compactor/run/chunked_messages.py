@@ -24,8 +24,17 @@ from compactor.run.plan import RunPlan
 from compactor.run.resolve import RangeResolution
 from storage.checksums import crc32c
 from storage.ledger import chunk_table, key_index, names
-from storage.ledger.chunk_table import PENDING, ChunkAssembly, Chunks, ChunkTable, Mask, assemble, inside, offsets
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, U64, HashRange, IndexRecords, concatenated
+from storage.ledger.chunk_table import (
+    PENDING,
+    ChunkAssembly,
+    Chunks,
+    ChunkTable,
+    Mask,
+    assemble_chunk_records,
+    chunk_offsets,
+    chunks_in_range,
+)
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, U64, HashRange, IndexRecords, concatenate_records
 from storage.objects.interface import ObjectStore
 
 
@@ -55,11 +64,11 @@ class RangeChunks:
 
     def __init__(self, plan: RunPlan, chunks: Chunks) -> None:
         self._plan = plan
-        self._assembled: ChunkAssembly = assemble(chunks)
+        self._assembled: ChunkAssembly = assemble_chunk_records(chunks)
         dirty = plan.sources[plan.old_parts :]
         self._dirty_from = np.uint64(dirty[0].first_offset if dirty else 2**62)
         self._new = self._assembled.message_offsets >= self._dirty_from
-        self._removed_chunks = self._beyond_limits()
+        self._removed_chunks = self._chunks_removed_by_limits()
         self._removed = np.zeros(len(self._assembled.last_chunks), dtype=np.bool_)
         self._removed[
             self._assembled.message_numbers[self._removed_chunks & (self._assembled.message_numbers >= 0)]
@@ -67,33 +76,33 @@ class RangeChunks:
 
     def completed_winners(self) -> IndexRecords:
         """Return the winner of each key among the messages that this run completes, in hash order."""
-        records = self._assembled.records(self._assembled.keyed & self._new)
+        records = self._assembled.index_records(self._assembled.keyed_mask & self._new)
         if not self._plan.policies.event_time_order:
-            return records.take(key_index.latest(records.hi, records.lo))
+            return records.take(key_index.latest_positions(records.hi, records.lo))
         assert records.event_time is not None
-        return records.take(key_index.latest_by_event(records.hi, records.lo, records.event_time))
+        return records.take(key_index.latest_positions_by_event(records.hi, records.lo, records.event_time))
 
-    def _beyond_limits(self) -> Mask:
+    def _chunks_removed_by_limits(self) -> Mask:
         """Return a mask of the chunks that the topic's limits remove (C2). A message is removed with any of them."""
         rows_to = self._plan.policies.rows_removed_to(self._plan.now)
-        below: Mask = offsets(self._assembled.chunks) < np.uint64(self._plan.policies.start_offset)
+        below: Mask = chunk_offsets(self._assembled.chunks) < np.uint64(self._plan.policies.start_offset)
         return below if rows_to is None else below | (self._assembled.chunks["publish_time"] <= rows_to)
 
     def removed_offsets(self) -> U64:
         """Return the offsets, ascending, of keyed messages that this run completes but the limits remove (C2)."""
-        return np.sort(self._assembled.message_offsets[self._removed & self._new & self._assembled.keyed])
+        return np.sort(self._assembled.message_offsets[self._removed & self._new & self._assembled.keyed_mask])
 
     def removal_markers(self) -> IndexRecords:
         """Return markers, in hash order, for messages of old parts that time or limits remove (T1, T2, C2)."""
-        records = self._assembled.records(self._assembled.keyed & ~self._new & self._is_due())
+        records = self._assembled.index_records(self._assembled.keyed_mask & ~self._new & self._due_messages())
         marked = records.offset | MARKER
         return IndexRecords(records.hi, records.lo, marked, marked, records.event_time)
 
     def old_part_records(self) -> IndexRecords:
         """Return records, in hash order, of the messages of old parts, for an index that is rebuilt from rows."""
-        return self._assembled.records(self._assembled.keyed & ~self._new)
+        return self._assembled.index_records(self._assembled.keyed_mask & ~self._new)
 
-    def _is_due(self) -> Mask:
+    def _due_messages(self) -> Mask:
         policies, now = self._plan.policies, self._plan.now
         last = self._assembled.chunks[self._assembled.last_chunks]
         values = np.zeros(len(last), dtype=np.bool_)
@@ -101,7 +110,7 @@ class RangeChunks:
             values = last["publish_time"] <= now - policies.key_ttl_ms
         tombstones = last["retained_at"] <= now - policies.tombstone_retention_ms
         if self._plan.cursor_floor is not None:
-            tombstones &= offsets(last).astype(np.int64) <= self._plan.cursor_floor
+            tombstones &= chunk_offsets(last).astype(np.int64) <= self._plan.cursor_floor
         due: Mask = np.where(self._assembled.empty, tombstones, values) | self._removed
         return due
 
@@ -110,10 +119,12 @@ class RangeChunks:
         assembled = self._assembled
         live_messages = np.where(
             self._new,
-            _among(assembled.message_offsets, resolved.survivors),
-            ~_among(assembled.message_offsets, resolved.superseded),
+            _mask_of_members(assembled.message_offsets, resolved.survivors),
+            ~_mask_of_members(assembled.message_offsets, resolved.superseded),
         )
-        live_messages[~assembled.keyed] = self._plan.policies.retain_null_key & ~self._removed[~assembled.keyed]
+        live_messages[~assembled.keyed_mask] = (
+            self._plan.policies.retain_null_key & ~self._removed[~assembled.keyed_mask]
+        )
         newest = assembled.newest_pending_times(~self._removed_chunks)  # as the next run will read them
         too_old = self._plan.policies.incomplete_removed_to(self._plan.now)
         fresh = newest > (np.iinfo(np.int64).min if too_old is None else too_old)
@@ -122,12 +133,12 @@ class RangeChunks:
         live = pending & fresh[assembled.group_numbers] & ~self._removed_chunks
         complete = assembled.message_numbers >= 0
         live[complete] = live_messages[assembled.message_numbers[complete]]
-        old = offsets(assembled.chunks) < self._dirty_from
+        old = chunk_offsets(assembled.chunks) < self._dirty_from
         named = live ^ old
-        named[assembled.last_chunks[assembled.keyed]] = False
+        named[assembled.last_chunks[assembled.keyed_mask]] = False
 
-        kept = assembled.last_chunks[live_messages & assembled.keyed]
-        empty = assembled.empty[live_messages & assembled.keyed]
+        kept = assembled.last_chunks[live_messages & assembled.keyed_mask]
+        empty = assembled.empty[live_messages & assembled.keyed_mask]
         table = assembled.chunks.copy()
         fresh_tombstones = kept[empty & (table["retained_at"][kept] == NO_EVENT_TIME)]
         table["retained_at"][fresh_tombstones] = self._plan.now
@@ -135,22 +146,24 @@ class RangeChunks:
         carried = assembled.newest_pending_times(live)[np.unique(assembled.group_numbers[live & pending])]
         table = table[live]
         return ChunkDecision(
-            table[np.argsort(offsets(table))],
-            offsets(assembled.chunks[named]),
+            table[np.argsort(chunk_offsets(table))],
+            chunk_offsets(assembled.chunks[named]),
             pending=int(np.count_nonzero(live & pending)),
             expired=int(np.count_nonzero(~live & pending)),
-            null_keys=int(np.count_nonzero(live_messages & ~assembled.keyed & self._new)),
-            oldest_value=_least(values["publish_time"]),
-            oldest_tombstone=_least(tombstones["retained_at"]),
-            first_tombstone=_least(offsets(tombstones)),
-            oldest_pending=_least(carried),
+            null_keys=int(np.count_nonzero(live_messages & ~assembled.keyed_mask & self._new)),
+            oldest_value=_minimum(values["publish_time"]),
+            oldest_tombstone=_minimum(tombstones["retained_at"]),
+            first_tombstone=_minimum(chunk_offsets(tombstones)),
+            oldest_pending=_minimum(carried),
         )
 
 
 def read_chunks(store: ObjectStore, plan: RunPlan, hash_range: HashRange) -> RangeChunks | None:
     """Return the chunks of a hash range, None if it has none."""
-    tables = chunk_table.read_tables(store, plan.chunk_tables, hash_range)
-    tables += [inside(chunk_table.read_ledger_chunks(store, location), hash_range) for location in plan.indexes]
+    tables = chunk_table.read_chunk_tables(store, plan.chunk_tables, hash_range)
+    tables += [
+        chunks_in_range(chunk_table.read_ledger_chunks(store, location), hash_range) for location in plan.indexes
+    ]
     chunks = np.concatenate([chunk_table.empty_chunks(), *tables])
     return RangeChunks(plan, chunks) if len(chunks) else None
 
@@ -192,11 +205,11 @@ def merge_winners(winners: IndexRecords, chunked_winners: IndexRecords, by_event
         later = larger | ((chunked_winners.event_time == others.event_time) & later)
     else:
         chunked_winners, winners = (IndexRecords(item.hi, item.lo, item.offset) for item in (chunked_winners, winners))
-    together = concatenated([winners, chunked_winners.take(~both | later)])
-    return together.take(key_index.latest(together.hi, together.lo))
+    together = concatenate_records([winners, chunked_winners.take(~both | later)])
+    return together.take(key_index.latest_positions(together.hi, together.lo))
 
 
-def _among(few: U64, many: U64) -> Mask:
+def _mask_of_members(few: U64, many: U64) -> Mask:
     """Return a mask of the distinct numbers of `few` that are in `many`, which may be large."""
     order = np.argsort(few)
     ascending = few[order]
@@ -207,5 +220,5 @@ def _among(few: U64, many: U64) -> Mask:
     return among
 
 
-def _least(numbers: npt.NDArray[np.generic]) -> int | None:
+def _minimum(numbers: npt.NDArray[np.generic]) -> int | None:
     return int(numbers.min()) if len(numbers) else None

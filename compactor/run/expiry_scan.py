@@ -22,8 +22,8 @@ from compactor.phase_one import bitmap_of, earliest, task_store, write_index
 from compactor.run.plan import RemovalScanResult, RemovalScanTask, RunPlan
 from storage.ledger import key_index, names
 from storage.ledger.chunk_table import Mask
-from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_all_deleted
-from storage.ledger.key_index import I64, MARKER, TOMBSTONE, HashRange, IndexRecords, concatenated
+from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_deletion_bitmaps
+from storage.ledger.key_index import I64, MARKER, TOMBSTONE, HashRange, IndexRecords, concatenate_records
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.sealing import IndexBuilder, keyed_mask, ledger_records, tombstone_flagged_offsets
@@ -32,23 +32,26 @@ from storage.objects.interface import ObjectStore
 
 
 def run_scan(plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
-    """Run one scan. Raises ObjectMissing, ObjectDamaged, any store error."""
+    """Scan the rows of one source for removals by policy, and return them.
+
+    Raises ObjectMissing, ObjectDamaged, any store error.
+    """
     with task_store(plan) as store:
         return (_scan_ledger if scan.source >= plan.old_parts else _scan_part)(store, plan, scan)
 
 
 def _scan_part(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
     source = plan.sources[scan.source]
-    (deleted,) = read_all_deleted(store, [source.deleted])
+    (deleted,) = read_deletion_bitmaps(store, [source.deleted])
     reader = RowsReader(store, source.rows)
     result = _PartScan(plan, scan)
     for number in range(len(reader.groups)):
         least_value, least_tombstone = reader.least(number, "publish_time"), reader.least(number, "retained_at")
         if (
             scan.reindex
-            or _due(least_value, scan.values_to)
-            or _due(least_tombstone, scan.tombstones_to)
-            or _due(least_value, scan.rows_to)
+            or _is_due(least_value, scan.values_to)
+            or _is_due(least_tombstone, scan.tombstones_to)
+            or _is_due(least_value, scan.rows_to)
             or reader.groups[number].first_offset < scan.rows_below
         ):
             table = reader.read(number)
@@ -62,8 +65,8 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> Remo
             result.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
     return RemovalScanResult(
         scan.source,
-        index=_write_rebuilt(store, plan, scan.source, result.index) if scan.reindex else None,
-        removal_markers=_write_markers(store, plan, scan.source, result.markers) if result.markers else None,
+        index=_write_rebuilt_index(store, plan, scan.source, result.index) if scan.reindex else None,
+        removal_markers=_write_removal_markers(store, plan, scan.source, result.markers) if result.markers else None,
         oldest_value=earliest(result.values),
         oldest_tombstone=earliest(result.tombstones),
         first_tombstone=earliest(result.first_tombstones),
@@ -91,44 +94,46 @@ class _PartScan:
         """Add the live rows of one row group."""
         if self._scan.reindex:
             self.index.add(table)
-        unkeyed = self._unkeyed(table)
+        unkeyed = self._remaining_unkeyed_rows(table)
         keyed = table.filter(keyed_mask(table))
-        removed = _removed(keyed, self._scan)
+        removed = _mask_of_removed_rows(keyed, self._scan)
         tombstone = tombstone_flagged_offsets(keyed) & TOMBSTONE != 0
-        published, retained = _numbers(keyed, "publish_time"), _numbers(keyed, "retained_at")
-        due_value = ~tombstone & _up_to(published, self._scan.values_to)
-        due_tombstone = tombstone & _up_to(retained, self._scan.tombstones_to)
+        published, retained = _int_column(keyed, "publish_time"), _int_column(keyed, "retained_at")
+        due_value = ~tombstone & _mask_up_to(published, self._scan.values_to)
+        due_tombstone = tombstone & _mask_up_to(retained, self._scan.tombstones_to)
         if self._plan.cursor_floor is not None:
-            due_tombstone &= _numbers(keyed, "offset") <= self._plan.cursor_floor
+            due_tombstone &= _int_column(keyed, "offset") <= self._plan.cursor_floor
         due = due_value | due_tombstone | removed
         if due.any():
-            self.markers.append(_markers(keyed.filter(pa.array(due)), self._plan))
+            self.markers.append(_removal_markers(keyed.filter(pa.array(due)), self._plan))
         self.values.append(earliest(published[~tombstone & ~due].tolist()))
         self.tombstones.append(earliest(retained[tombstone & ~due].tolist()))
-        self.first_tombstones.append(earliest(_numbers(keyed, "offset")[tombstone & ~due].tolist()))
-        self.remaining.append(earliest([*published[~due].tolist(), *_numbers(unkeyed, "publish_time").tolist()]))
+        self.first_tombstones.append(earliest(_int_column(keyed, "offset")[tombstone & ~due].tolist()))
+        self.remaining.append(earliest([*published[~due].tolist(), *_int_column(unkeyed, "publish_time").tolist()]))
 
-    def _unkeyed(self, table: pa.Table) -> pa.Table:
+    def _remaining_unkeyed_rows(self, table: pa.Table) -> pa.Table:
         """Return the rows outside the key map that stay, and note those that the topic's limits remove (C2)."""
         unkeyed = table.filter(pc.invert(keyed_mask(table)))
-        removed = _removed(unkeyed, self._scan)
+        removed = _mask_of_removed_rows(unkeyed, self._scan)
         if removed.any():
             first = self._plan.sources[self._scan.source].first_offset
-            self.unkeyed_removed |= bitmap_of(_numbers(unkeyed, "offset")[removed] - first)
+            self.unkeyed_removed |= bitmap_of(_int_column(unkeyed, "offset")[removed] - first)
         return unkeyed.filter(pa.array(~removed))
 
 
-def _markers(due: pa.Table, plan: RunPlan) -> IndexRecords:
+def _removal_markers(due: pa.Table, plan: RunPlan) -> IndexRecords:
     records = ledger_records(due, plan.hasher).event_winners()
     assert records.event_time is not None
     marked = records.offset | MARKER
     return IndexRecords(records.hi, records.lo, marked, marked, records.event_time)
 
 
-def _write_markers(store: ObjectStore, plan: RunPlan, source: int, groups: list[IndexRecords]) -> IndexLocation:
-    """Write a key index over all hashes. The records of all groups have different keys."""
-    together = concatenated(groups)
-    return write_index(store, plan, source, together.take(key_index.latest(together.hi, together.lo)), HashRange())
+def _write_removal_markers(store: ObjectStore, plan: RunPlan, source: int, groups: list[IndexRecords]) -> IndexLocation:
+    """Write the removal markers of a source as one key index. The records of all groups have different keys."""
+    together = concatenate_records(groups)
+    return write_index(
+        store, plan, source, together.take(key_index.latest_positions(together.hi, together.lo)), HashRange()
+    )
 
 
 def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
@@ -145,18 +150,20 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> Re
             continue
         least = reader.least(number, "publish_time")
         below = group.first_offset < scan.rows_below
-        if scan.reindex or _due(least, scan.values_to) or _due(least, scan.rows_to) or below:
+        if scan.reindex or _is_due(least, scan.values_to) or _is_due(least, scan.rows_to) or below:
             table = reader.read(number, None if scan.reindex else ["offset", "publish_time"])
-            table = table.filter(pa.array(_numbers(table, "offset") >= source.first_offset))
+            table = table.filter(pa.array(_int_column(table, "offset") >= source.first_offset))
             if scan.reindex:
                 remaining.add(table)
-            offsets, published = _numbers(table, "offset"), _numbers(table, "publish_time")
-            expired |= bitmap_of(offsets[_up_to(published, scan.values_to)] - source.first_offset)
-            removed |= bitmap_of(offsets[_removed(table, scan)] - source.first_offset)
+            offsets, published = _int_column(table, "offset"), _int_column(table, "publish_time")
+            expired |= bitmap_of(offsets[_mask_up_to(published, scan.values_to)] - source.first_offset)
+            removed |= bitmap_of(offsets[_mask_of_removed_rows(table, scan)] - source.first_offset)
     locations = _write_bitmaps(store, plan, scan, [expired, removed])
     return RemovalScanResult(
         scan.source,
-        index=_write_rebuilt(store, plan, scan.source, remaining, remaining.chunks()) if scan.reindex else None,
+        index=_write_rebuilt_index(store, plan, scan.source, remaining, remaining.encoded_chunks())
+        if scan.reindex
+        else None,
         expired=locations[0] if scan.values_to is not None else None,
         removed=locations[1] if removed else None,
     )
@@ -167,7 +174,7 @@ def _index_builder(plan: RunPlan) -> IndexBuilder:
     return IndexBuilder(plan.hasher, with_event_times=plan.policies.event_time_order)
 
 
-def _write_rebuilt(
+def _write_rebuilt_index(
     store: ObjectStore, plan: RunPlan, source: int, index: IndexBuilder, chunks: bytes = b""
 ) -> IndexLocation:
     """Write the index of the live rows of an old part, or of the remaining rows of a dirty ledger."""
@@ -183,19 +190,19 @@ def _write_bitmaps(
     return locations
 
 
-def _removed(table: pa.Table, scan: RemovalScanTask) -> Mask:
+def _mask_of_removed_rows(table: pa.Table, scan: RemovalScanTask) -> Mask:
     """Return a mask of the rows that the topic's limits remove (C2)."""
-    below: Mask = _numbers(table, "offset") < scan.rows_below
-    return below | _up_to(_numbers(table, "publish_time"), scan.rows_to)
+    below: Mask = _int_column(table, "offset") < scan.rows_below
+    return below | _mask_up_to(_int_column(table, "publish_time"), scan.rows_to)
 
 
-def _numbers(table: pa.Table, column: str) -> I64:
+def _int_column(table: pa.Table, column: str) -> I64:
     return np.asarray(table.column(column).fill_null(0).to_numpy(), dtype=np.int64)
 
 
-def _up_to(times: I64, limit: int | None) -> Mask:
+def _mask_up_to(times: I64, limit: int | None) -> Mask:
     return np.zeros(len(times), dtype=np.bool_) if limit is None else times <= limit
 
 
-def _due(least: int | None, limit: int | None) -> bool:
+def _is_due(least: int | None, limit: int | None) -> bool:
     return limit is not None and least is not None and least <= limit

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from compactor.run.plan import DeletedRowsTask, Located, PartTask, RunPlan, Sizing, Slice, Source, SourceTotals
+from compactor.run.plan import DeletedRowsTask, Located, PartTask, RunPlan, Sizing, Source, SourceSlice, SourceTotals
 from storage.ledger import rows
 
 READ_COST = 0.3
@@ -55,11 +55,11 @@ class Layout:
     def bytes_to_write(self, plan: RunPlan, expected: Mapping[int, SourceTotals]) -> float:
         """Return the approximate size of the new parts in the store."""
         sources = {item.source for part in self.parts for item in part.slices}
-        return sum(_written(plan, number, expected[number]) for number in sources)
+        return sum(_survivor_bytes(plan, number, expected[number]) for number in sources)
 
-    def costs(self, plan: RunPlan) -> list[float]:
+    def task_costs(self, plan: RunPlan) -> list[float]:
         """Return the approximate number of bytes that each of `tasks` reads and writes."""
-        parts = [sum(_span_bytes(plan.sources[item.source], item) for item in part.slices) for part in self.parts]
+        parts = [sum(_slice_bytes(plan.sources[item.source], item) for item in part.slices) for part in self.parts]
         marks = [4.0 * sum(row_set.count for _, sets in task.parts for _, row_set in sets) for task in self.bitmaps]
         return parts + marks
 
@@ -84,7 +84,7 @@ def lay_out(
     groups = _merged_by_garbage(_old_groups(plan, expected, sizing), sizing)
     dirty = tuple(number for number in sorted(expected) if number >= plan.old_parts and expected[number].count)
     if dirty:
-        size = sum(_written(plan, number, expected[number]) for number in dirty)
+        size = sum(_survivor_bytes(plan, number, expected[number]) for number in dirty)
         groups = _merged_by_tier(groups, _SourceGroup(dirty, size, True), sizing)
     parts: list[PartTask] = []
     for group in groups:
@@ -93,7 +93,7 @@ def lay_out(
             parts += [replace(part, number=len(parts) + number) for number, part in enumerate(cut)]
     kept = tuple(group.sources[0] for group in groups if not group.rewritten)
     last = kept[-1] if kept and not groups[-1].rewritten else None
-    return Layout(kept, tuple(parts), tuple(_bitmaps(plan, kept, row_sets, last, len(parts))))
+    return Layout(kept, tuple(parts), tuple(_deleted_rows_tasks(plan, kept, row_sets, last, len(parts))))
 
 
 def _old_groups(plan: RunPlan, expected: Mapping[int, SourceTotals], sizing: Sizing) -> list[_SourceGroup]:
@@ -102,7 +102,7 @@ def _old_groups(plan: RunPlan, expected: Mapping[int, SourceTotals], sizing: Siz
     for number in range(plan.old_parts):
         source = plan.sources[number]
         if expected[number].count:
-            share = expected[number].count / _rows_held(source)
+            share = expected[number].count / _stored_row_count(source)
             groups.append(
                 _SourceGroup((number,), source.rows.stored.size * share, 1 - share > sizing.max_garbage_ratio)
             )
@@ -126,12 +126,14 @@ def _belong_together(older: _SourceGroup, newer: _SourceGroup, sizing: Sizing) -
         return True
     if not (older.rewritten or newer.rewritten):
         return False
-    return _is_smaller(older, newer) and not _is_full(newer if older.rewritten else older, sizing)
+    return _is_small_enough_to_merge(older, newer) and not _is_too_large_to_merge(
+        newer if older.rewritten else older, sizing
+    )
 
 
 def _merged_by_tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Sizing) -> list[_SourceGroup]:
     """Return the groups and that of the dirty ledgers, which is merged with a rewritten neighbour and full tiers."""
-    while tier := _tier(groups, dirty, sizing):
+    while tier := _groups_of_tier(groups, dirty, sizing):
         if sum(group.size for group in tier) < TIER_RATIO * dirty.size:
             if not tier[0].rewritten:
                 break
@@ -142,25 +144,28 @@ def _merged_by_tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Siz
     return [*groups, dirty]
 
 
-def _tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Sizing) -> list[_SourceGroup]:
+def _groups_of_tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Sizing) -> list[_SourceGroup]:
     """Return the groups before the dirty one, newest first, that are smaller than it, or rewritten anyway."""
     return list(
         takewhile(
-            lambda older: older.rewritten or (_is_smaller(older, dirty) and not _is_full(older, sizing)),
+            lambda older: (
+                older.rewritten
+                or (_is_small_enough_to_merge(older, dirty) and not _is_too_large_to_merge(older, sizing))
+            ),
             reversed(groups),
         )
     )
 
 
-def _is_smaller(older: _SourceGroup, newer: _SourceGroup) -> bool:
+def _is_small_enough_to_merge(older: _SourceGroup, newer: _SourceGroup) -> bool:
     return older.size < MERGE_RATIO * newer.size
 
 
-def _is_full(group: _SourceGroup, sizing: Sizing) -> bool:
+def _is_too_large_to_merge(group: _SourceGroup, sizing: Sizing) -> bool:
     return group.size >= sizing.part_bytes / 2
 
 
-def _bitmaps(
+def _deleted_rows_tasks(
     plan: RunPlan, kept: tuple[int, ...], row_sets: Mapping[int, Located], last: int | None, number: int
 ) -> list[DeletedRowsTask]:
     """Return the tasks for the kept parts with removed rows. Each takes neighbours, whose row sets are read together.
@@ -186,19 +191,19 @@ def _bitmaps(
     return tasks
 
 
-def _span_bytes(source: Source, part: Slice) -> float:
+def _slice_bytes(source: Source, part: SourceSlice) -> float:
     """Return the approximate number of stored bytes of a slice of a source."""
     span = part.last_offset - part.first_offset + 1
     return source.rows.stored.size * span / (source.last_offset - source.first_offset + 1)
 
 
-def _written(plan: RunPlan, number: int, survivors: SourceTotals) -> float:
+def _survivor_bytes(plan: RunPlan, number: int, survivors: SourceTotals) -> float:
     """Return the approximate number of bytes of the survivors of a source."""
     source = plan.sources[number]
-    return source.rows.stored.size * survivors.count / _rows_held(source)
+    return source.rows.stored.size * survivors.count / _stored_row_count(source)
 
 
-def _rows_held(source: Source) -> int:
+def _stored_row_count(source: Source) -> int:
     """Return the number of rows in a source's object, including deleted rows."""
     return source.messages + (source.deleted.cardinality if source.deleted else 0)
 
@@ -227,7 +232,7 @@ def cut_parts(
     assumes randomly spread survivors. A division inside a source is by offset, as if survivors were spread evenly. A
     part spans fewer than 2³² offsets.
     """
-    written = {number: _written(plan, number, expected[number]) for number in sources}
+    written = {number: _survivor_bytes(plan, number, expected[number]) for number in sources}
     cost = {}
     for number in sources:
         stored = plan.sources[number].rows.stored.size
@@ -238,7 +243,7 @@ def cut_parts(
     goal = remaining / part_count(sum(written.values()), remaining, survivors, sizing)
 
     parts: list[PartTask] = []
-    slices: list[Slice] = []
+    slices: list[SourceSlice] = []
     room = goal
     for number in sources:
         source = plan.sources[number]
@@ -251,7 +256,7 @@ def cut_parts(
                 parts.append(PartTask(len(parts), tuple(slices)))
                 slices, room = [], goal
                 continue
-            slices.append(Slice(number, first, last, row_sets.get(number, ())))
+            slices.append(SourceSlice(number, first, last, row_sets.get(number, ())))
             used = rest * (last - first + 1) / span
             rest, room, remaining, first = rest - used, room - used, remaining - used, last + 1
             if room <= goal * 0.01 < remaining:  # a small rest at the end goes into this part

@@ -255,7 +255,7 @@ Located = tuple[tuple[str, RowSet], ...]
 
 
 @dataclass(frozen=True)
-class Slice:
+class SourceSlice:
     """A range of a source that goes into one part, by offset (inclusive).
 
     The survivors of a ledger are the rows in `row_sets`. The survivors of an old part are its live rows except the rows
@@ -273,7 +273,7 @@ class PartTask:
     """A phase-two task that writes the survivors of its slices, in order, as one part."""
 
     number: int
-    slices: tuple[Slice, ...]
+    slices: tuple[SourceSlice, ...]
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ def range_bits(records: int, sizing: Sizing) -> int:
     return max(0, max(by_memory, by_cores) - 1).bit_length()
 
 
-def levels_to_merge(new_records: int, levels: Sequence[int]) -> int:
+def merged_level_count(new_records: int, levels: Sequence[int]) -> int:
     """Return how many of the levels, newest first, to merge with a new level of `new_records` records.
 
     Afterwards each level has at least LEVEL_RATIO times the records of the next newer one. So the number of levels, and

@@ -17,7 +17,7 @@ from compactor.run.plan import (
     RunPolicies,
     Sizing,
     Source,
-    levels_to_merge,
+    merged_level_count,
     range_bits,
 )
 from storage.ledger.chunk_table import RECORD, ChunkTable
@@ -94,25 +94,25 @@ def anything_due(manifest: Manifest, policies: RunPolicies, now: int, cursor_flo
     Reasons: a value's time to live, a tombstone's retention, the topic's limits, an incomplete message's age (T1, T2,
     C2, P10).
     """
-    since = previous_start(manifest)
-    scans = (_scan_of(0, part, policies, now, cursor_floor, since, reindex=False) for part in manifest.parts)
+    since = previous_start_offset(manifest)
+    scans = (_part_scan_task(0, part, policies, now, cursor_floor, since, reindex=False) for part in manifest.parts)
     if any(scan != RemovalScanTask(0) for scan in scans):
         return True
     too_old = policies.incomplete_removed_to(now)
     return any(
-        _reached(policies.values_removed_to(now), table.oldest_value) is not None
+        _limit_if_reached(policies.values_removed_to(now), table.oldest_value) is not None
         or tombstones_due_to(table, policies, now, cursor_floor) is not None
-        or _reached(too_old, table.oldest_pending) is not None
+        or _limit_if_reached(too_old, table.oldest_pending) is not None
         for table in manifest.chunks
     )
 
 
-def previous_start(previous: Manifest | None) -> int:
+def previous_start_offset(previous: Manifest | None) -> int:
     """Return the start offset of the run that published a compacted ledger, which has no rows below it."""
     return int(previous.policies.get("start_offset", 0)) if previous is not None else 0
 
 
-def first_plan(
+def initial_plan(
     store: StoreLocation,
     snapshot: TopicSnapshot,
     previous: Manifest | None,
@@ -129,7 +129,7 @@ def first_plan(
     `previous`: the manifest of the previous compacted ledger; None: there is none. For the others see RunPlan.
     """
     topic = snapshot.topic
-    dirty = _from(topic.start_offset, dirty_ledgers(snapshot, policies, now))
+    dirty = _ledgers_from(topic.start_offset, dirty_ledgers(snapshot, policies, now))
     parts = previous.parts if previous else ()
     return RunPlan(
         store=store,
@@ -156,21 +156,21 @@ def lacks_event_times(previous: Manifest | None, policies: RunPolicies) -> bool:
     return previous is not None and policies.event_time_order and not previous.policies.get("event_time_order")
 
 
-def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[RemovalScanTask, ...]:
+def scan_tasks(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[RemovalScanTask, ...]:
     """Return the scans: for due rows, a change of order, or a ledger with the topic's start inside; usually none."""
-    reindex, start = lacks_event_times(previous, plan.policies), previous_start(previous)
+    reindex, start = lacks_event_times(previous, plan.policies), previous_start_offset(previous)
     candidates = [
-        _scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, start, reindex=reindex)
+        _part_scan_task(number, part, plan.policies, plan.now, plan.cursor_floor, start, reindex=reindex)
         for number, part in enumerate(previous.parts if previous else ())
     ]
     candidates += [
-        _scan_of_ledger(number, ledger, plan.policies, plan.now, plan.raw_from)
-        for number, ledger in enumerate(_from(plan.raw_from, dirty), plan.old_parts)
+        _ledger_scan_task(number, ledger, plan.policies, plan.now, plan.raw_from)
+        for number, ledger in enumerate(_ledgers_from(plan.raw_from, dirty), plan.old_parts)
     ]
     return tuple(scan for scan in candidates if scan != RemovalScanTask(scan.source))
 
 
-def with_scans(plan: RunPlan, results: Sequence[RemovalScanResult], *, reindexed: bool) -> RunPlan:
+def with_scan_results(plan: RunPlan, results: Sequence[RemovalScanResult], *, reindexed: bool) -> RunPlan:
     """Return the plan with the results of the scans.
 
     Markers precede the dirty indexes; rebuilt indexes replace those of ledgers with the topic's start inside, and, if
@@ -187,27 +187,27 @@ def with_scans(plan: RunPlan, results: Sequence[RemovalScanResult], *, reindexed
     return replace(plan, indexes=due + indexes, expired=expired, removed=removed, levels=levels, reindexed=reindexed)
 
 
-def sized(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed: bool) -> RunPlan:
+def with_sizing(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed: bool) -> RunPlan:
     """Return the plan with the number of its hash ranges and of the levels that it merges."""
     dirty_indexes = plan.indexes[len(plan.indexes) - (len(plan.sources) - plan.old_parts) :]
-    merged = levels_to_merge(_weight(plan.indexes), [_weight(level) for level in plan.levels])
+    merged = merged_level_count(_level_weight(plan.indexes), [_level_weight(level) for level in plan.levels])
     unkeyed_removed = any(source < plan.old_parts for source, _ in plan.removed)
     if reindexed or unkeyed_removed or (not plan.policies.retain_null_key and _has_null_keys(plan.levels)):
         # a rebuilt level has an index per part; removed rows outside the key map may be in any level
         merged = len(plan.levels)
-    dirty = _records(plan.indexes)
-    records = dirty + sum(map(_records, plan.levels[:merged]))
+    dirty = _record_count(plan.indexes)
+    records = dirty + sum(map(_record_count, plan.levels[:merged]))
     for level in plan.levels[merged:]:  # a task reads at most the fences of its dirty keys
-        records += min(_records(level), dirty * FENCE_RECORDS)
+        records += min(_record_count(level), dirty * FENCE_RECORDS)
     # Rows outside the key map have no record, but need the same memory.
     unkeyed = sum(
         source.messages
         for source, index in zip(plan.sources[plan.old_parts :], dirty_indexes, strict=True)
-        if any(_directory(index).unkeyed_sizes.values())
+        if any(_decode_directory(index).unkeyed_sizes.values())
     )
     if previous is not None and any(map(_has_unkeyed, plan.levels[:merged])):
         unkeyed += previous.messages - previous.keys - previous.tombstones
-    records = max(records, unkeyed) + CHUNK_WEIGHT * _chunks(plan)
+    records = max(records, unkeyed) + CHUNK_WEIGHT * _chunk_count(plan)
     return replace(plan, merged=merged, range_bits=range_bits(records, sizing))
 
 
@@ -222,31 +222,31 @@ def range_costs(plan: RunPlan) -> list[float]:
     return [(2 * dirty + old) / len(plan.ranges)] * len(plan.ranges)
 
 
-def _scan_of(
+def _part_scan_task(
     number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, since: int, *, reindex: bool
 ) -> RemovalScanTask:
     """Return the scan of an old part; without any removal if no row is due."""
-    values_to = _reached(policies.values_removed_to(now), part.oldest_value)
+    values_to = _limit_if_reached(policies.values_removed_to(now), part.oldest_value)
     tombstones_to = tombstones_due_to(part, policies, now, cursor_floor)
     oldest = part.min_publish_time if part.oldest_row is None else part.oldest_row
-    rows_to = _reached(policies.rows_removed_to(now), oldest)
+    rows_to = _limit_if_reached(policies.rows_removed_to(now), oldest)
     start = policies.start_offset
     rows_below = start if start > since and part.first.offset < start else 0
     return RemovalScanTask(number, reindex, values_to, tombstones_to, rows_to, rows_below)
 
 
-def _scan_of_ledger(
+def _ledger_scan_task(
     number: int, ledger: LedgerRecord, policies: RunPolicies, now: int, raw_from: int
 ) -> RemovalScanTask:
     """Return the scan of a dirty ledger; without any removal if no row is due."""
-    values_to = _reached(policies.values_removed_to(now), ledger.min_publish_time)
-    rows_to = _reached(policies.rows_removed_to(now), ledger.min_publish_time)
+    values_to = _limit_if_reached(policies.values_removed_to(now), ledger.min_publish_time)
+    rows_to = _limit_if_reached(policies.rows_removed_to(now), ledger.min_publish_time)
     rows_below = policies.start_offset if max(ledger.first_offset, raw_from) < policies.start_offset else 0
     reindex = ledger.first_offset < raw_from
     return RemovalScanTask(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
 
 
-def _reached(limit: int | None, oldest: int | None) -> int | None:
+def _limit_if_reached(limit: int | None, oldest: int | None) -> int | None:
     """Return the limit if the oldest row, if any, is that old, else None."""
     return limit if limit is not None and oldest is not None and oldest <= limit else None
 
@@ -280,36 +280,36 @@ def _ledger_source(ledger: LedgerRecord, raw_from: int) -> Source:
     return Source(rows_object, raw_from, ledger.last_offset, remaining)
 
 
-def _from(raw_from: int, ledgers: Sequence[LedgerRecord]) -> tuple[LedgerRecord, ...]:
+def _ledgers_from(raw_from: int, ledgers: Sequence[LedgerRecord]) -> tuple[LedgerRecord, ...]:
     """Return the ledgers with rows at or after the topic's start. Rows below it are trimmed."""
     return tuple(ledger for ledger in ledgers if ledger.last_offset >= raw_from)
 
 
-def _directory(location: IndexLocation) -> IndexDirectory:
+def _decode_directory(location: IndexLocation) -> IndexDirectory:
     return IndexDirectory.decode(location.directory, location.name)
 
 
-def _weight(level: Sequence[IndexLocation]) -> int:
+def _level_weight(level: Sequence[IndexLocation]) -> int:
     """Return the number of records of a level plus the size of its unkeyed rows, in records."""
-    directories = [_directory(location) for location in level]
+    directories = [_decode_directory(location) for location in level]
     unkeyed = sum(sum(directory.unkeyed_sizes.values()) for directory in directories)
-    return sum(directory.records for directory in directories) + -(-unkeyed // RECORD_BYTES)
+    return sum(directory.record_count for directory in directories) + -(-unkeyed // RECORD_BYTES)
 
 
-def _records(level: Sequence[IndexLocation]) -> int:
-    return sum(_directory(location).records for location in level)
+def _record_count(level: Sequence[IndexLocation]) -> int:
+    return sum(_decode_directory(location).record_count for location in level)
 
 
 def _has_unkeyed(level: Sequence[IndexLocation]) -> bool:
-    return any(any(_directory(location).unkeyed_sizes.values()) for location in level)
+    return any(any(_decode_directory(location).unkeyed_sizes.values()) for location in level)
 
 
-def _chunks(plan: RunPlan) -> int:
+def _chunk_count(plan: RunPlan) -> int:
     """Return the number of chunks of the dirty ledgers and of the previous compacted ledger."""
-    tables = [_directory(location).chunk_table for location in plan.indexes]
+    tables = [_decode_directory(location).chunk_table for location in plan.indexes]
     dirty = sum(table[0] // RECORD.itemsize for table in tables if table is not None)
-    return dirty + sum(table.records for table in plan.chunk_tables)
+    return dirty + sum(table.record_count for table in plan.chunk_tables)
 
 
 def _has_null_keys(levels: Sequence[Sequence[IndexLocation]]) -> bool:
-    return any(_directory(location).unkeyed_sizes["null_keys"] for level in levels for location in level)
+    return any(_decode_directory(location).unkeyed_sizes["null_keys"] for level in levels for location in level)

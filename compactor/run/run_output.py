@@ -42,7 +42,7 @@ class RunAfterPhaseOne:
     expected: Mapping[int, SourceTotals]
     layout: Layout
 
-    def trimmed_unread_to(self, horizon: int) -> int:
+    def last_unread_trimmed_offset(self, horizon: int) -> int:
         """Return the highest offset up to the new `horizon` that was trimmed before any run read it; -1: none.
 
         The previous run read up to its own horizon, and this run starts at its first dirty source.
@@ -64,7 +64,7 @@ class RunAfterPhaseOne:
             "messages_before": before,
             "messages_out": kept,
             "messages_dropped": new + before - kept,
-            **_statistics(statistics),
+            **_common_statistics(statistics),
             "parts_before": self.plan.old_parts,
             "parts_kept": len(self.layout.kept_parts),
             "parts_to_write": len(self.layout.parts),
@@ -107,7 +107,7 @@ class RunOutput:
                 )
             last_offset = part.last.offset
 
-    def manifest(
+    def build_manifest(
         self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: LogPosition
     ) -> Manifest:
         """Return the manifest of the new compacted ledger. It writes nothing.
@@ -126,12 +126,12 @@ class RunOutput:
             created_at=created_at,
             horizon=horizon,
             parts=tuple(sorted((*self._kept_parts(), *self._new_parts()), key=lambda part: part.first.offset)),
-            index=self._levels(),
+            index=self._index_levels(),
             frozen_at=self.phase_one.plan.now,
             policies=asdict(self.phase_one.plan.policies),
             dropped_to=max(
                 before.dropped_to if before else -1,
-                self.phase_one.trimmed_unread_to(horizon.offset),
+                self.phase_one.last_unread_trimmed_offset(horizon.offset),
                 *(each.dropped_to for each in statistics),
             ),
             keys=(before.keys if before else 0) + sum(each.keys for each in statistics),
@@ -153,7 +153,7 @@ class RunOutput:
         return last_alive[-1] if last_alive else previous_id
 
     def statistics(self, manifest: Manifest) -> dict[str, object]:
-        """Return the statistics for the run's row, by name; sizes in bytes. `manifest`: as `manifest` returns it."""
+        """Return the statistics for the run's row, by name; sizes in bytes. `manifest`: from `build_manifest`."""
         ranges = [result.statistics for result in self.phase_one.ranges]
         old = self.phase_one.plan.sources[: self.phase_one.plan.old_parts]
         dirty = self.phase_one.plan.sources[self.phase_one.plan.old_parts :]
@@ -166,7 +166,7 @@ class RunOutput:
             "messages_out": manifest.messages,
             "keys": manifest.keys,
             "tombstones": manifest.tombstones,
-            **_statistics(ranges),
+            **_common_statistics(ranges),
             "index_records": sum(each.records for each in ranges),
             "index_levels": len(manifest.index),
             "levels_merged": self.phase_one.plan.merged,
@@ -208,12 +208,12 @@ class RunOutput:
             kept.append(part)
         return kept
 
-    def _levels(self) -> tuple[tuple[IndexLocation, ...], ...]:
+    def _index_levels(self) -> tuple[tuple[IndexLocation, ...], ...]:
         new = tuple(result.index for result in self.phase_one.ranges if result.index is not None)
         return ((new,) if new else ()) + self.phase_one.plan.levels[self.phase_one.plan.merged :]
 
 
-def _statistics(ranges: Sequence[HashRangeStatistics]) -> dict[str, object]:
+def _common_statistics(ranges: Sequence[HashRangeStatistics]) -> dict[str, object]:
     """Return the statistics that runs and dry runs have in common.
 
     Those of chunks (P10), which `depends_on_time` reads, are absent without chunks.

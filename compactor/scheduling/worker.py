@@ -161,7 +161,7 @@ class Worker:
             if is_new:
                 _log.warning("compactions wait because no engine is available: %s", error)
             raise
-        has_spark = engine.choice == SPARK or (large and kind != IN_PROCESS)
+        has_spark = engine.engine_choice == SPARK or (large and kind != IN_PROCESS)
         with self._lock:
             waited = bool(self.engine_error) and has_spark
             if waited or self.engine_error is None:

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 from compactor.verify.findings import Difference, DifferenceKind, Findings, Fingerprint
 from storage.ledger import rows
 from storage.ledger.chunk_table import Mask
-from storage.ledger.deletion_bitmap import live_mask, read_deleted
+from storage.ledger.deletion_bitmap import live_mask, read_deleted_rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import I64, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, IndexRecords
 from storage.ledger.manifest import Manifest
@@ -162,7 +162,7 @@ class RowsByOffset:
 def live_row_groups(store: ObjectStore, manifest: Manifest, columns: list[str]) -> Iterator[pa.Table]:
     """Yield the live rows of all parts of a compacted ledger, one row group at a time."""
     for part in manifest.parts:
-        deleted = read_deleted(store, part)
+        deleted = read_deleted_rows(store, part)
         reader = RowsReader(store, part.rows)
         for number in range(len(reader.groups)):
             table = reader.read(number, columns)

@@ -313,9 +313,9 @@ def _live_records(store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -
         if hash_range.bits:
             records = records.take(records.hi >> np.uint64(64 - hash_range.bits) == hash_range.prefix)
         live.append(records)
-    chunks = chunk_table.read_tables(store, plan.readable_manifest.chunks, hash_range)
+    chunks = chunk_table.read_chunk_tables(store, plan.readable_manifest.chunks, hash_range)
     live.append(records_of_messages(assemble_messages(np.concatenate([chunk_table.empty_chunks(), *chunks])).complete))
-    return key_index.concatenated(live)
+    return key_index.concatenate_records(live)
 
 
 def with_keys(store: ObjectStore, plan: VerifyPlan, differences: Sequence[Difference]) -> tuple[Difference, ...]:
@@ -349,5 +349,5 @@ def _concatenate_records(runs: list[IndexRecords]) -> IndexRecords:
     timed = [
         run if run.event_time is not None else IndexRecords(run.hi, run.lo, run.offset).event_winners() for run in runs
     ]
-    records = key_index.concatenated(timed)
+    records = key_index.concatenate_records(timed)
     return records if records.event_time is not None else records.event_winners()

@@ -47,7 +47,7 @@ from storage.advice import damaged_object_advice
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table, key_index, rows
-from storage.ledger.deletion_bitmap import read_deleted
+from storage.ledger.deletion_bitmap import read_deleted_rows
 from storage.ledger.key_index import I64, NO_EVENT_TIME, TOMBSTONE, HashRange, IndexRecords
 from storage.ledger.manifest import Part
 from storage.model import IndexLocation, LedgerRecord
@@ -76,7 +76,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, ledger_number: int) -> Ta
             if not np.array_equal(np.concatenate(rows.chunks), chunks):
                 what = "the chunk table differs from the rows"
                 answer.findings.add(Difference(DifferenceKind.ALTERED, where, what))
-            _compare_records(answer.findings, where, key_index.concatenated(rows.records), records)
+            _compare_records(answer.findings, where, key_index.concatenate_records(rows.records), records)
             for name, bitmap in unkeyed.items():
                 compare_bitmaps(answer.findings, where, name, rows.unkeyed[name], bitmap)
     return answer
@@ -195,13 +195,13 @@ def _read_and_check_index(store: ObjectStore, location: IndexLocation, answer: T
     where, findings = location.name, answer.findings
     check_size(store, findings, where, location.offset + location.length, exactly=False)
     directory = key_index.IndexDirectory.decode(location.directory, location.name)
-    if directory.length != location.length:
-        what = f"the index is {location.length} bytes long, its directory requires {directory.length}"
+    if directory.index_bytes != location.length:
+        what = f"the index is {location.length} bytes long, its directory requires {directory.index_bytes}"
         findings.add_inconsistency(where, what)
     records = key_index.read_records(store, location, HashRange(), events=True)
     answer.counts["index records"] += len(records)
-    if len(records) != directory.records:
-        what = f"only {len(records)} of {directory.records} records are in the hash range of the index"
+    if len(records) != directory.record_count:
+        what = f"only {len(records)} of {directory.record_count} records are in the hash range of the index"
         findings.add_inconsistency(where, what)
     rising = (records.hi[1:] > records.hi[:-1]) | (
         (records.hi[1:] == records.hi[:-1]) & (records.lo[1:] > records.lo[:-1])
@@ -266,7 +266,7 @@ class _PartCheck:
         if part.deleted:
             end = part.deleted.offset + part.deleted.length
             check_size(self._store, self._findings, part.deleted.name, end, exactly=False)
-        bitmap = read_deleted(self._store, part)
+        bitmap = read_deleted_rows(self._store, part)
         dead = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.int64) + part.first.offset
         if part.deleted and len(dead) != part.deleted.cardinality:
             what = f"{len(dead)} rows are deleted, the manifest records {part.deleted.cardinality}"

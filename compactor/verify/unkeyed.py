@@ -101,7 +101,7 @@ def assemble_messages(chunks: Chunks) -> ChunkedMessages:
     messages = ChunkedMessages()
     begun: dict[tuple[int, ...], ChunkedMessage] = {}
     waiting: dict[tuple[int, ...], list[np.void]] = {}
-    for chunk in chunks[np.argsort(chunk_table.offsets(chunks), kind="stable")]:
+    for chunk in chunks[np.argsort(chunk_table.chunk_offsets(chunks), kind="stable")]:
         identity = (int(bool(chunk["offset"] & chunk_table.KEYED)), *_message_identity(chunk))
         waiting.setdefault(identity, []).append(chunk)
         if chunk["index"] == 0:
@@ -153,16 +153,19 @@ class RangeChunksCheck:
 
     def __init__(self, store: ObjectStore, plan: VerifyPlan, hash_range: HashRange) -> None:
         live = np.concatenate(
-            [chunk_table.empty_chunks(), *chunk_table.read_tables(store, plan.readable_manifest.chunks, hash_range)]
+            [
+                chunk_table.empty_chunks(),
+                *chunk_table.read_chunk_tables(store, plan.readable_manifest.chunks, hash_range),
+            ]
         )
         ledgers = [chunk_table.read_ledger_chunks(store, ledger.index) for ledger in plan.ledgers_to_horizon]
         raw = np.concatenate(
-            [chunk_table.empty_chunks(), *(chunk_table.inside(chunks, hash_range) for chunks in ledgers)]
+            [chunk_table.empty_chunks(), *(chunk_table.chunks_in_range(chunks, hash_range) for chunks in ledgers)]
         )
-        trimmed = live[~plan.covered_by_ledger(chunk_table.offsets(live).astype(np.int64))]
-        read_by_run = raw[plan.read_by_run(chunk_table.offsets(raw).astype(np.int64))]
+        trimmed = live[~plan.covered_by_ledger(chunk_table.chunk_offsets(live).astype(np.int64))]
+        read_by_run = raw[plan.read_by_run(chunk_table.chunk_offsets(raw).astype(np.int64))]
         self._plan = plan
-        self._alive = set(chunk_table.offsets(live).tolist())
+        self._alive = set(chunk_table.chunk_offsets(live).tolist())
         self._raw = assemble_messages(np.concatenate([trimmed, read_by_run]))
         self.live = assemble_messages(live)
         self.uncertain = {message.offset for message in self._raw.complete if self._is_uncertain(message)}
@@ -244,11 +247,12 @@ def _check_chunk_tables(store: ObjectStore, plan: VerifyPlan, answer: TaskFindin
     findings, total, read = answer.findings, Fingerprint(), 0
     for table in plan.readable_manifest.chunks:
         with findings.record_damage(table.name):
-            (chunks,) = chunk_table.read_tables(store, [table], table.hash_range)
-            offsets = chunk_table.offsets(chunks)
+            (chunks,) = chunk_table.read_chunk_tables(store, [table], table.hash_range)
+            offsets = chunk_table.chunk_offsets(chunks)
             ascend = bool(np.all(offsets[1:] > offsets[:-1]))
             within = (
-                len(chunks) == table.records and int(offsets.max(initial=0)) <= plan.readable_manifest.horizon.offset
+                len(chunks) == table.record_count
+                and int(offsets.max(initial=0)) <= plan.readable_manifest.horizon.offset
             )
             if not (ascend and within):
                 what = "its chunks do not ascend, or some are outside its hash range or above the horizon"
@@ -349,9 +353,9 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, _number: int) -> TaskF
             for name, mask in masks_outside_key_map(table).items():
                 live[name] |= BitMap64(offsets[mask].tolist())
             chunks |= BitMap64(offsets[chunk_table_mask(table)].tolist())
-        read = chunk_table.read_tables(store, plan.readable_manifest.chunks, HashRange())
+        read = chunk_table.read_chunk_tables(store, plan.readable_manifest.chunks, HashRange())
         tables = np.concatenate([chunk_table.empty_chunks(), *read])
-        by_offset = dict(zip(chunk_table.offsets(tables).tolist(), tables, strict=True))
+        by_offset = dict(zip(chunk_table.chunk_offsets(tables).tolist(), tables, strict=True))
         compare_bitmaps(findings, f"{where} (chunk tables)", "chunks", chunks, BitMap64(by_offset))
         if chunks == BitMap64(by_offset):
             _compare_chunks(store, plan, by_offset, findings)

@@ -150,7 +150,9 @@ class Verifier:
         """Run checks, each with its cost in bytes, as tasks of the engine. Return their answers in order."""
         self.progress.begin_phase(phase, len(checks), 0)
         task = partial(run_check, plan, tuple(check for check, _ in checks))
-        return answers_or_raise(self.engine.run(len(checks), task, self.progress.done, [cost for _, cost in checks]))
+        return answers_or_raise(
+            self.engine.run(len(checks), task, self.progress.report_done_tasks, [cost for _, cost in checks])
+        )
 
     def _read_manifest(self, snapshot: TopicSnapshot, findings: Findings) -> Manifest | None:
         """Return the manifest; None: there is no compacted ledger, or the manifest is damaged, which is a finding."""
@@ -198,5 +200,5 @@ def _index_record_count(snapshot: TopicSnapshot, manifest: Manifest | None) -> i
     records = 0
     for location in locations:
         with suppress(ObjectDamaged):
-            records += IndexDirectory.decode(location.directory, location.name).records
+            records += IndexDirectory.decode(location.directory, location.name).record_count
     return records

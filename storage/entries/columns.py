@@ -169,12 +169,12 @@ def _rows_table(
         """Return a column of one number of each entry, repeated for its rows."""
         values = [getattr(entry, name) for entry in entries]
         if len(set(values)) == 1:
-            return rows.constant(values[0], name, length)
+            return rows.constant_column(values[0], name, length)
         return np.repeat(np.array(values, rows.SCHEMA.field(name).type.to_pandas_dtype()), counts)
 
     columns |= {
         "offset": np.repeat(np.array([entry.offset for entry in entries], np.int64), counts) + index,
-        "ledger_id": rows.constant(ledger_id, "ledger_id", length),
+        "ledger_id": rows.constant_column(ledger_id, "ledger_id", length),
         "entry_id": each("entry_id"),
         "batch_index": index if batched.all() else np.where((index > 0) | batched[entry_of], index, np.int32(-1)),
         "batch_size": each("batch_size"),
@@ -183,7 +183,7 @@ def _rows_table(
         "sequence_id": pa.array(columns["sequence_id"], mask=unknown[entry_of] if unknown.any() else None),
         "codec": each("codec"),
         "metadata": _metadata_column([entry.metadata for entry in entries], entry_of, metadata),
-        "retained_at": rows.constant(None, "retained_at", length),
+        "retained_at": rows.constant_column(None, "retained_at", length),
         **_source_columns([entry.source for entry in entries], counts),
     }
     arrays = []
@@ -198,7 +198,7 @@ def _source_columns(sources: list[SourcePosition | None], counts: npt.NDArray[np
     the number of rows of each entry."""
     if not any(sources):
         length = int(counts.sum())
-        return {name: rows.constant(None, name, length) for name in rows.SOURCE_COLUMNS}
+        return {name: rows.constant_column(None, name, length) for name in rows.SOURCE_COLUMNS}
     numbers = np.array([source or (0, 0) for source in sources], np.int64)
     absent = np.repeat(np.fromiter((source is None for source in sources), bool, len(sources)), counts)
     return {

@@ -29,7 +29,7 @@ def with_source_ids(table: pa.Table) -> tuple[pa.Table, frozenset[str]]:
     for name, source in zip(("ledger_id", "entry_id"), rows.SOURCE_COLUMNS, strict=True):
         column = table.column(source)
         table = table.set_column(table.schema.get_field_index(name), rows.SCHEMA.field(name), column)
-    rests = rows.contiguous(table.column("metadata")).dictionary_encode()
+    rests = rows.contiguous_array(table.column("metadata")).dictionary_encode()
     stripped, clusters = [], set()
     for rest in rests.dictionary.to_pylist():
         metadata = MessageMetadata()

@@ -152,14 +152,14 @@ def _encode_row_by_row(located: LocatedRecords, ends: I64, producer: str, now_ms
         "event_time": records.column("timestamp"),
         "sequence_id": records.column("offset"),
         "properties": records.column("properties"),
-        "producer": rows.constant(producer, "producer", len(records)),
+        "producer": rows.constant_column(producer, "producer", len(records)),
         "metadata": pa.array(
             [_highest_sequence_id_metadata(last) for last in offsets[ends - 1].tolist()], pa.binary()
         ).take(pa.array(entry_of)),
     }
     defaults = {"ledger_id": 0, "codec": 0, "slot": 0}
     columns = [
-        values[name] if name in values else rows.constant(defaults.get(name), name, len(records))
+        values[name] if name in values else rows.constant_column(defaults.get(name), name, len(records))
         for name in rows.SCHEMA.names
     ]
     table = pa.table([pa.chunked_array([column]) if isinstance(column, pa.Array) else column for column in columns],
@@ -181,7 +181,7 @@ def _non_utf8_mask(keys: pa.ChunkedArray) -> pa.Array:
         keys.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([key is not None and not _is_utf8(key) for key in keys.to_pylist()])
-    return rows.constant(False, "key_base64", len(keys))
+    return rows.constant_column(False, "key_base64", len(keys))
 
 
 def _is_utf8(key: bytes) -> bool:

@@ -6,9 +6,9 @@ whether the payload is empty. So completeness, and the newest message of a key, 
 sealed ledger's table is an area of its key index object; a compacted ledger has tables of its own, named by its
 manifest, which hold all its live chunks: those of older ledgers are not read again.
 
-`assemble` is the rule of `storage/entries/chunk_assembler.py` over records. Chunks with one uuid, key and count form a
-message if they come in order. Between two messages of a uuid there may be *stale* chunks: repeats, and beginnings that
-were sent again; they belong to no message. Chunks after the last message of a uuid are *pending*.
+`assemble_chunk_records` is the rule of `storage/entries/chunk_assembler.py` over records. Chunks with one uuid, key and
+count form a message if they come in order. Between two messages of a uuid there may be *stale* chunks: repeats, and
+beginnings that were sent again; they belong to no message. Chunks after the last message of a uuid are *pending*.
 
 A row of slot CHUNK without uuid, or with an impossible number, is in no table but in the bitmap `chunks` of the index:
 it passes whole. Byte for byte in docs/format.md. Errors: ObjectMissing, ObjectDamaged.
@@ -87,8 +87,8 @@ class ChunkTable:
     oldest_pending: int | None = None
 
     @property
-    def records(self) -> int:
-        """The number of its chunks."""
+    def record_count(self) -> int:
+        """The number of chunks in the table."""
         return self.length // RECORD.itemsize
 
 
@@ -116,8 +116,10 @@ def chunk_records(table: pa.Table, hasher: KeyHasher) -> Chunks:
     has_key = chunks.column("key").is_valid().to_numpy()
     empty = pc.fill_null(pc.binary_length(chunks.column("payload")), 0).to_numpy() == 0
     records = np.zeros(len(chunks), dtype=RECORD)
-    records["uuid_hi"], records["uuid_lo"] = hasher(rows.contiguous(chunks.column("chunk_uuid").cast(pa.binary())))
-    hi, lo = hasher(rows.contiguous(pc.fill_null(chunks.column("key"), b"")))
+    records["uuid_hi"], records["uuid_lo"] = hasher(
+        rows.contiguous_array(chunks.column("chunk_uuid").cast(pa.binary()))
+    )
+    hi, lo = hasher(rows.contiguous_array(pc.fill_null(chunks.column("key"), b"")))
     records["key_hi"], records["key_lo"] = np.where(has_key, hi, np.uint64(0)), np.where(has_key, lo, np.uint64(0))
     flags = np.where(empty, EMPTY, np.uint64(0)) | np.where(has_key, KEYED, np.uint64(0))
     records["offset"] = chunks.column("offset").to_numpy().astype(np.uint64) | flags
@@ -128,26 +130,26 @@ def chunk_records(table: pa.Table, hasher: KeyHasher) -> Chunks:
     return records
 
 
-def offsets(chunks: Chunks) -> U64:
+def chunk_offsets(chunks: Chunks) -> U64:
     """Return the offsets of chunks without flags, shape (n,)."""
     plain: U64 = chunks["offset"] & OFFSET_MASK
     return plain
 
 
-def keyed(chunks: Chunks) -> Mask:
+def keyed_chunk_mask(chunks: Chunks) -> Mask:
     """Return a mask of the chunks whose messages have a key, shape (n,)."""
     mask: Mask = chunks["offset"] & KEYED != 0
     return mask
 
 
-def inside(chunks: Chunks, hash_range: HashRange) -> Chunks:
+def chunks_in_range(chunks: Chunks, hash_range: HashRange) -> Chunks:
     """Return the chunks in one hash range: by the key's hash or, without a key, by the uuid's.
 
     So all chunks of a message are in the same range.
     """
     if not hash_range.bits:
         return chunks
-    hi = np.where(keyed(chunks), chunks["key_hi"], chunks["uuid_hi"])
+    hi = np.where(keyed_chunk_mask(chunks), chunks["key_hi"], chunks["uuid_hi"])
     matches: Chunks = chunks[hi >> np.uint64(64 - hash_range.bits) == np.uint64(hash_range.prefix)]
     return matches
 
@@ -161,11 +163,11 @@ def read_ledger_chunks(store: ObjectStore, location: IndexLocation) -> Chunks:
     if directory.chunk_table is None:
         return empty_chunks()
     length, checksum = directory.chunk_table
-    start = location.offset + directory.length - length
-    return _decoded(store.get(location.name, start, length), checksum, location.name)
+    start = location.offset + directory.index_bytes - length
+    return _decode_chunks(store.get(location.name, start, length), checksum, location.name)
 
 
-def read_tables(store: ObjectStore, tables: Sequence[ChunkTable], hash_range: HashRange) -> list[Chunks]:
+def read_chunk_tables(store: ObjectStore, tables: Sequence[ChunkTable], hash_range: HashRange) -> list[Chunks]:
     """Return the chunks of one hash range, an array for each of `tables` that may have some.
 
     Raises ObjectMissing, ObjectDamaged.
@@ -175,11 +177,11 @@ def read_tables(store: ObjectStore, tables: Sequence[ChunkTable], hash_range: Ha
         bits = min(table.hash_range.bits, hash_range.bits)
         if table.hash_range.prefix >> (table.hash_range.bits - bits) == hash_range.prefix >> (hash_range.bits - bits):
             data = store.get(table.name, 0, table.length)
-            chunks.append(inside(_decoded(data, table.crc32c, table.name), hash_range))
+            chunks.append(chunks_in_range(_decode_chunks(data, table.crc32c, table.name), hash_range))
     return chunks
 
 
-def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
+def _decode_chunks(data: bytes, checksum: int, name: str) -> Chunks:
     if crc32c(data) != checksum:
         raise ObjectDamaged(
             f"the chunk table in {name} does not match its checksum", damaged_object_advice(name), is_public=True
@@ -211,23 +213,23 @@ class ChunkAssembly:
     empty: Mask
 
     @property
-    def keyed(self) -> Mask:
+    def keyed_mask(self) -> Mask:
         """A mask of the messages that have a key."""
-        return keyed(self.chunks[self.last_chunks])
+        return keyed_chunk_mask(self.chunks[self.last_chunks])
 
     @property
     def message_offsets(self) -> U64:
-        """For each message the offset of its last chunk: its place among all messages."""
-        return offsets(self.chunks[self.last_chunks])
+        """The offset of each message, which is that of its last chunk."""
+        return chunk_offsets(self.chunks[self.last_chunks])
 
-    def records(self, mask: Mask) -> IndexRecords:
+    def index_records(self, mask: Mask) -> IndexRecords:
         """Return key index records, by hash and then offset, of the messages in `mask`, which all have a key."""
         last, first = self.chunks[self.last_chunks[mask]], self.chunks[self.first_chunks[mask]]
-        flagged = np.where(self.empty[mask], offsets(last) | key_index.TOMBSTONE, offsets(last))
+        flagged = np.where(self.empty[mask], chunk_offsets(last) | key_index.TOMBSTONE, chunk_offsets(last))
         records = IndexRecords(
             last["key_hi"].copy(), last["key_lo"].copy(), flagged, flagged, first["event_time"].copy()
         )
-        return records.take(np.lexsort((offsets(last), records.lo, records.hi)))
+        return records.take(np.lexsort((chunk_offsets(last), records.lo, records.hi)))
 
     def newest_pending_times(self, mask: Mask | None = None) -> I64:
         """Return for each group the publish time (ms) of its newest pending chunk, shape (groups,).
@@ -241,20 +243,20 @@ class ChunkAssembly:
         return newest
 
 
-def assemble(chunks: Chunks) -> ChunkAssembly:
+def assemble_chunk_records(chunks: Chunks) -> ChunkAssembly:
     """Return the messages that `chunks`, in any order, form."""
-    chunks = chunks[np.lexsort((offsets(chunks), keyed(chunks), *(chunks[name] for name in IDENTITY)))]
+    chunks = chunks[np.lexsort((chunk_offsets(chunks), keyed_chunk_mask(chunks), *(chunks[name] for name in IDENTITY)))]
     begins = np.ones(len(chunks), dtype=np.bool_)
-    begins[1:] = keyed(chunks)[1:] != keyed(chunks)[:-1]
+    begins[1:] = keyed_chunk_mask(chunks)[1:] != keyed_chunk_mask(chunks)[:-1]
     for name in IDENTITY:
         begins[1:] |= chunks[name][1:] != chunks[name][:-1]
-    message, first, last = _messages(chunks, begins)
+    message, first, last = _assign_messages(chunks, begins)
     empty = np.ones(len(last), dtype=np.bool_)
     empty[message[(message >= 0) & (chunks["offset"] & EMPTY == 0)]] = False
     return ChunkAssembly(chunks, message, np.cumsum(begins) - 1, first, last, empty)
 
 
-def _messages(chunks: Chunks, begins: Mask) -> tuple[I64, I64, I64]:
+def _assign_messages(chunks: Chunks, begins: Mask) -> tuple[I64, I64, I64]:
     """Return for each chunk its message; for each message its first and last chunk."""
     message = np.full(len(chunks), PENDING, dtype=np.int64)
     firsts: list[int] = []

@@ -41,16 +41,16 @@ def encode_bitmaps(object_name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, 
     return b"".join(blocks), places
 
 
-def read_deleted(store: ObjectStore, part: Part) -> BitMap:
+def read_deleted_rows(store: ObjectStore, part: Part) -> BitMap:
     """Return the deleted rows of a part, as offsets relative to its first; empty if it has none.
 
     Raises ObjectMissing, ObjectDamaged.
     """
-    (bitmap,) = read_all_deleted(store, [part.deleted])
+    (bitmap,) = read_deletion_bitmaps(store, [part.deleted])
     return bitmap
 
 
-def read_all_deleted(store: ObjectStore, locations: list[DeletedRows | None]) -> list[BitMap]:
+def read_deletion_bitmaps(store: ObjectStore, locations: list[DeletedRows | None]) -> list[BitMap]:
     """Return the bitmap at each of `locations`, empty for None; neighbours in one object are read in one ranged read.
 
     Raises ObjectMissing, ObjectDamaged.

@@ -56,7 +56,7 @@ _MOST_OTHERS = 4
 _RUN_RECORDS = 64
 """Records in ascending order, on average, from which on runs are merged; shorter ones are sorted by their digits."""
 BLOCK_RECORDS = 131_072
-"""Records of `blocks`: their columns stay in a core's cache, and their memory is used again."""
+"""Records of a piece of `split_by_hash`: their columns stay in a core's cache, and their memory is used again."""
 MAX_RANGE_BITS = 32
 """The most bits of a hash range's prefix: the directory has 32 for it."""
 RECORD_BYTES = 24
@@ -84,7 +84,7 @@ class HashRange:
     prefix: int = 0
     bits: int = 0
 
-    def narrow(self, hi: U64) -> slice:
+    def slice_of(self, hi: U64) -> slice:
         """Return the slice of `hi` (high halves, ascending) that is in this range."""
         if self.bits == 0:
             return slice(0, len(hi))
@@ -111,7 +111,7 @@ class IndexRecords:
         return len(self.hi)
 
     @classmethod
-    def none(cls) -> IndexRecords:
+    def empty(cls) -> IndexRecords:
         """Return an empty set of records."""
         empty = np.empty(0, dtype=np.uint64)
         return cls(empty, empty, empty)
@@ -134,11 +134,11 @@ class IndexRecords:
         return IndexRecords(self.hi, self.lo, self.event_offset, self.event_offset, self.event_time)
 
 
-def concatenated(runs: Sequence[IndexRecords]) -> IndexRecords:
-    """Return runs one after the other; with event times if all that are not empty have them."""
+def concatenate_records(runs: Sequence[IndexRecords]) -> IndexRecords:
+    """Return the records of all runs, one run after the other; with event times if all that are not empty have them."""
     runs = [run for run in runs if len(run)]
     if not runs:
-        return IndexRecords.none()
+        return IndexRecords.empty()
     hi, lo, offset = (np.concatenate(column) for column in zip(*((r.hi, r.lo, r.offset) for r in runs), strict=True))
     event_offsets = [run.event_offset for run in runs if run.event_offset is not None]
     event_times = [run.event_time for run in runs if run.event_time is not None]
@@ -147,7 +147,7 @@ def concatenated(runs: Sequence[IndexRecords]) -> IndexRecords:
     return IndexRecords(hi, lo, offset, np.concatenate(event_offsets), np.concatenate(event_times))
 
 
-def blocks(runs: Sequence[IndexRecords]) -> Iterator[list[IndexRecords]]:
+def split_by_hash(runs: Sequence[IndexRecords]) -> Iterator[list[IndexRecords]]:
     """Yield the records of all runs in pieces: the same range of the hash of each run, ranges ascending.
 
     `runs`: each in hash order. A piece has about `BLOCK_RECORDS` records of all runs together if hashes are spread
@@ -184,14 +184,14 @@ class IndexDirectory:
     is_placed: bool = True
 
     @property
-    def length(self) -> int:
-        """Bytes of the whole index."""
+    def index_bytes(self) -> int:
+        """The size of the whole index in bytes."""
         width = RECORD_BYTES + (EVENT_BYTES if self.has_events else 0)
         chunks = self.chunk_table[0] if self.chunk_table else 0
-        return self.records * width + sum(self.unkeyed_sizes.values()) + chunks
+        return self.record_count * width + sum(self.unkeyed_sizes.values()) + chunks
 
     @property
-    def records(self) -> int:
+    def record_count(self) -> int:
         """The number of records of `newest`, that is of keys."""
         return sum(self.counts)
 
@@ -269,7 +269,7 @@ class IndexDirectory:
         )
 
 
-def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
+def latest_positions(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     """Return the positions of the last record of each distinct hash, in hash order.
 
     Input: halves of shape (n,), in offset order among equal hashes. A few concatenated sorted runs are merged. Two keys
@@ -278,12 +278,15 @@ def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     if len(hi) == 0:
         return np.empty(0, dtype=np.int64)
     if np.count_nonzero(hi[1:] < hi[:-1]) < MERGED_RUNS:
-        return _last_in_order(hi, lo, np.argsort(hi, kind="stable"))
+        return _latest_in_sort_order(hi, lo, np.argsort(hi, kind="stable"))
     return _latest_by_slot(hi, lo)
 
 
-def _last_in_order(hi: U64, lo: U64, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return what `latest` returns. `order`: the stable order of `hi`, shape (n,), n > 0."""
+def _latest_in_sort_order(hi: U64, lo: U64, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the positions of the last record of each distinct hash, in hash order.
+
+    `order`: the stable order of `hi`, shape (n,), n > 0.
+    """
     high, low = hi[order], lo[order]
     same_high = high[1:] == high[:-1]
     differs = low[1:] != low[:-1]
@@ -298,8 +301,9 @@ def _last_in_order(hi: U64, lo: U64, order: npt.NDArray[np.int64]) -> npt.NDArra
 
 
 def _latest_by_slot(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
-    """Return what `latest` returns, of records in any order. It takes half the time of a sort, and less with many
-    records of a key.
+    """Return the positions of the last record of each distinct hash, in hash order, of records in any order.
+
+    This takes half the time of a sort, and less with many records of a key.
 
     A table has two slots for each record, in hash order. Each record writes its position into its slot, so the last
     record of the slot stays. Only records of other hashes than that one are sorted, unless they are many, because few
@@ -315,16 +319,16 @@ def _latest_by_slot(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     last = table[slots]
     others = np.flatnonzero((hi[last] != hi) | (lo[last] != lo))
     if len(others) > len(hi) // _MOST_OTHERS or np.any(last < positions):  # NumPy promises no order of assignments
-        return _last_in_order(hi, lo, _stable_order(hi))
+        return _latest_in_sort_order(hi, lo, _stable_sort_order(hi))
     winners = table[table >= 0].astype(np.int64)
     if not len(others):
         return winners
     hi_left, lo_left = hi[others], lo[others]
-    winners = np.concatenate([winners, others[_last_in_order(hi_left, lo_left, _stable_order(hi_left))]])
-    return winners[_last_in_order(hi[winners], lo[winners], np.argsort(hi[winners], kind="stable"))]
+    winners = np.concatenate([winners, others[_latest_in_sort_order(hi_left, lo_left, _stable_sort_order(hi_left))]])
+    return winners[_latest_in_sort_order(hi[winners], lo[winners], np.argsort(hi[winners], kind="stable"))]
 
 
-def _stable_order(hi: U64) -> npt.NDArray[np.int64]:
+def _stable_sort_order(hi: U64) -> npt.NDArray[np.int64]:
     """Return the stable order of high halves, shape (n,), n > 0.
 
     Long runs are merged. Others are ordered by the highest 32 bits that differ, 16 at a time, which NumPy sorts by
@@ -341,8 +345,11 @@ def _stable_order(hi: U64) -> npt.NDArray[np.int64]:
     return order[np.argsort(high, kind="stable")] if np.any(high[1:] < high[:-1]) else order
 
 
-def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
-    """Return positions as `latest` does, but the largest event time wins; among equal ones the later record (P9)."""
+def latest_positions_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
+    """Return the position of the record with the largest event time of each distinct hash, in hash order.
+
+    Of equal event times the later record wins (P9).
+    """
     order = np.lexsort((np.arange(len(hi)), event_time, lo, hi))
     high, low = hi[order], lo[order]
     last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), True)
@@ -394,11 +401,11 @@ def encode_index(
     inner = np.array([(first + fence) << shift for fence in range(1, fences)], dtype=np.uint64)
     cuts = [0, *np.searchsorted(records.hi, inner, "left").tolist(), len(records)]
     spans = list(pairwise(cuts))
-    newest = [_join(records.hi[a:b], records.lo[a:b], records.offset[a:b]) for a, b in spans]
+    newest = [_encode_columns(records.hi[a:b], records.lo[a:b], records.offset[a:b]) for a, b in spans]
     events: list[bytes] = []
     if records.event_offset is not None and records.event_time is not None:
-        events = [_join(records.event_offset[a:b], records.event_time[a:b]) for a, b in spans]
-    bitmaps = {name: _bitmap_bytes((unkeyed or {}).get(name)) for name in UNKEYED_CLASSES}
+        events = [_encode_columns(records.event_offset[a:b], records.event_time[a:b]) for a, b in spans]
+    bitmaps = {name: _encode_bitmap((unkeyed or {}).get(name)) for name in UNKEYED_CLASSES}
     directory = IndexDirectory(
         hash_range,
         tuple(b - a for a, b in spans),
@@ -420,8 +427,8 @@ def read_records(
     Raises ObjectMissing, ObjectDamaged.
     """
     directory = IndexDirectory.decode(location.directory, location.name)
-    records = _records_of(store, location, directory, directory.fences(hash_range), events)
-    return records.take(hash_range.narrow(records.hi))
+    records = _read_fence_records(store, location, directory, directory.fences(hash_range), events)
+    return records.take(hash_range.slice_of(records.hi))
 
 
 @dataclass(frozen=True)
@@ -445,7 +452,7 @@ class Probe:
         return sum(self.directory.counts[fence] for fence in self.fences)
 
     def __call__(self) -> IndexRecords:
-        return _records_of(self.store, self.location, self.directory, self.fences, self.events, self.hi)
+        return _read_fence_records(self.store, self.location, self.directory, self.fences, self.events, self.hi)
 
 
 def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> IndexRecords:
@@ -453,17 +460,19 @@ def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, event
 
     Only the fences that may hold one are read. Raises ObjectMissing, ObjectDamaged.
     """
-    return concatenated(list(run_ahead(probes(store, location, hi, events=events), store.concurrent_requests)))
+    return concatenate_records(
+        list(run_ahead(plan_probes(store, location, hi, events=events), store.concurrent_requests))
+    )
 
 
-def probes(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> list[Probe]:
-    """Return the reads of the records that `probe_records` returns, in hash order.
+def plan_probes(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> list[Probe]:
+    """Return the reads that find the records with one of the high halves `hi` (ascending), in hash order.
 
     Neighbouring fences are read in one ranged read, also across a gap that is cheaper to read than another request.
     Raises ObjectDamaged.
     """
     directory = IndexDirectory.decode(location.directory, location.name)
-    own = hi[directory.hash_range.narrow(hi)]
+    own = hi[directory.hash_range.slice_of(hi)]
     own = own[np.append(np.ones(min(1, len(own)), dtype=np.bool_), own[1:] != own[:-1])]
     shift = np.uint64(64 - directory.hash_range.bits - directory.fence_bits)
     within = np.uint64(len(directory.counts) - 1)
@@ -491,10 +500,10 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
     if not size:
         return BitMap64()
     before = UNKEYED_CLASSES[: UNKEYED_CLASSES.index(name)]
-    start = directory.records * (RECORD_BYTES + (EVENT_BYTES if directory.has_events else 0))
+    start = directory.record_count * (RECORD_BYTES + (EVENT_BYTES if directory.has_events else 0))
     start += sum(directory.unkeyed_sizes[other] for other in before)
     data = store.get(location.name, location.offset + start, size)
-    _check(location, data, directory.unkeyed_checksums[name], f"the bitmap of {name}")
+    _check_checksum(location, data, directory.unkeyed_checksums[name], f"the bitmap of {name}")
     bitmap = BitMap64.deserialize(data)
     if directory.is_placed:
         return bitmap
@@ -502,7 +511,7 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
     return BitMap64(array("Q", offsets.tobytes()))
 
 
-def _records_of(
+def _read_fence_records(
     store: ObjectStore,
     location: IndexLocation,
     directory: IndexDirectory,
@@ -512,26 +521,26 @@ def _records_of(
 ) -> IndexRecords:
     """Return the records of consecutive fences; nothing is read if they have none. `only`: those high halves."""
     if not sum(directory.counts[fence] for fence in fences):
-        return IndexRecords.none()
+        return IndexRecords.empty()
     blocks = _read_fences(store, location, directory.counts, directory.checksums, fences, 0, RECORD_BYTES)
-    columns = [_split(block, 3) for block in blocks]
-    places = [slice(None) if only is None else _places_of(column[0], only) for column in columns]
-    hi, lo, offset = _taken(columns, places)
+    columns = [_decode_columns(block, 3) for block in blocks]
+    places = [slice(None) if only is None else _positions_in_fence(column[0], only) for column in columns]
+    hi, lo, offset = _gather_columns(columns, places)
     # The offset has 62 bits, so the flags above it stay.
     added = np.uint64(0 if directory.is_placed else location.first_offset)
     if added:
         offset += added
     if not (events and directory.has_events):
         return IndexRecords(hi, lo, offset)
-    area = directory.records * RECORD_BYTES
+    area = directory.record_count * RECORD_BYTES
     blocks = _read_fences(store, location, directory.counts, directory.event_checksums, fences, area, EVENT_BYTES)
-    event_offset, event_time = _taken([_split(block, 2) for block in blocks], places)
+    event_offset, event_time = _gather_columns([_decode_columns(block, 2) for block in blocks], places)
     if added:
         event_offset += added
     return IndexRecords(hi, lo, offset, event_offset, event_time.view(np.int64))
 
 
-def _places_of(hi: U64, only: U64) -> npt.NDArray[np.int64]:
+def _positions_in_fence(hi: U64, only: U64) -> npt.NDArray[np.int64]:
     """Return the positions in a fence's `hi` of the high halves that are in `only`; both ascend."""
     if not len(hi):
         return np.empty(0, dtype=np.int64)
@@ -543,7 +552,7 @@ def _places_of(hi: U64, only: U64) -> npt.NDArray[np.int64]:
     return places
 
 
-def _taken(columns: Sequence[U64], places: Sequence[npt.NDArray[np.int64] | slice]) -> list[U64]:
+def _gather_columns(columns: Sequence[U64], places: Sequence[npt.NDArray[np.int64] | slice]) -> list[U64]:
     """Return the columns of fences one after the other, of each fence the rows at its `places`."""
     return [
         np.concatenate([fence[number][place] for fence, place in zip(columns, places, strict=True)])
@@ -567,11 +576,11 @@ def _read_fences(
     ends = list(accumulate(sizes))
     blocks = [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     for fence, block in zip(fences, blocks, strict=True):
-        _check(location, block, checksums[fence], f"fence {fence}")
+        _check_checksum(location, block, checksums[fence], f"fence {fence}")
     return blocks
 
 
-def _check(location: IndexLocation, data: bytes | memoryview, checksum: int, what: str) -> None:
+def _check_checksum(location: IndexLocation, data: bytes | memoryview, checksum: int, what: str) -> None:
     if crc32c(data) != checksum:
         raise ObjectDamaged(
             f"{what} of the key index {location.name} does not match its checksum",
@@ -580,15 +589,15 @@ def _check(location: IndexLocation, data: bytes | memoryview, checksum: int, wha
         )
 
 
-def _join(*columns: npt.NDArray[np.generic]) -> bytes:
+def _encode_columns(*columns: npt.NDArray[np.generic]) -> bytes:
     return b"".join(np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<")).tobytes() for column in columns)
 
 
-def _split(block: memoryview, columns: int) -> npt.NDArray[np.uint64]:
+def _decode_columns(block: memoryview, columns: int) -> npt.NDArray[np.uint64]:
     return np.frombuffer(block, dtype="<u8").reshape(columns, -1)
 
 
-def _bitmap_bytes(bitmap: BitMap64 | None) -> bytes:
+def _encode_bitmap(bitmap: BitMap64 | None) -> bytes:
     if not bitmap:
         return b""
     bitmap.run_optimize()

@@ -192,7 +192,7 @@ class Manifest:
         return parts + tables + sum(location.length for level in self.index for location in level)
 
     @property
-    def objects(self) -> set[str]:
+    def object_names(self) -> set[str]:
         """The names of all objects that this manifest refers to."""
         names = {part.rows.stored.name for part in self.parts}
         names |= {part.deleted.name for part in self.parts if part.deleted}
@@ -205,16 +205,16 @@ class Manifest:
         document: dict[str, Any] = {
             **{name: getattr(self, name) for name in _PLAIN},
             "format_version": FORMAT_VERSION,
-            "horizon": _position(self.horizon),
+            "horizon": _encode_position(self.horizon),
             "policies": dict(self.policies),
             "dropped_to": self.dropped_to,
-            "parts": [_part(part) for part in self.parts],
-            "index": {"levels": [[_index(location) for location in level] for level in self.index]},
+            "parts": [_encode_part(part) for part in self.parts],
+            "index": {"levels": [[_encode_index(location) for location in level] for level in self.index]},
         }
         if self.chunks:
-            document["chunks"] = [_chunk_table(table) for table in self.chunks]
+            document["chunks"] = [_encode_chunk_table(table) for table in self.chunks]
         if self.table is not None:
-            document["table"] = _table(self.table)
+            document["table"] = _encode_table(self.table)
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -263,7 +263,7 @@ def read_manifest(store: ObjectStore, stored: StoredObject) -> Manifest:
     return Manifest.decode(data, stored.name)
 
 
-def _position(position: LogPosition) -> dict[str, Any]:
+def _encode_position(position: LogPosition) -> dict[str, Any]:
     return {"offset": position.offset, **asdict(position.message_id)}
 
 
@@ -272,7 +272,7 @@ def _parse_position(value: dict[str, Any]) -> LogPosition:
     return LogPosition(value["offset"], message_id)
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _encode_part(part: Part) -> dict[str, Any]:
     check = {} if part.oldest_row is None else {"oldest_row": part.oldest_row}
     return {
         **check,
@@ -281,8 +281,8 @@ def _part(part: Part) -> dict[str, Any]:
         "size": part.rows.stored.size,
         "footer_size": part.rows.footer_size,
         "footer_crc32c": part.rows.stored.crc32c,
-        "first": _position(part.first),
-        "last": _position(part.last),
+        "first": _encode_position(part.first),
+        "last": _encode_position(part.last),
         "deleted": None if part.deleted is None else asdict(part.deleted),
     }
 
@@ -298,7 +298,7 @@ def _parse_part(value: dict[str, Any]) -> Part:
     )
 
 
-def _index(location: IndexLocation) -> dict[str, Any]:
+def _encode_index(location: IndexLocation) -> dict[str, Any]:
     return {
         "name": location.name,
         "offset": location.offset,
@@ -312,7 +312,7 @@ def _parse_index(value: dict[str, Any]) -> IndexLocation:
     return IndexLocation(value["name"], value["offset"], value["length"], directory)
 
 
-def _chunk_table(table: ChunkTable) -> dict[str, Any]:
+def _encode_chunk_table(table: ChunkTable) -> dict[str, Any]:
     named = {name: getattr(table, name) for name in ("name", "length", "crc32c", *_CHUNK_NUMBERS)}
     return named | {"bits": table.hash_range.bits, "prefix": table.hash_range.prefix}
 
@@ -323,7 +323,7 @@ def _parse_chunk_table(value: dict[str, Any]) -> ChunkTable:
     return ChunkTable(value["name"], value["length"], value["crc32c"], hash_range, **numbers)
 
 
-def _table(table: TableSnapshot) -> dict[str, Any]:
+def _encode_table(table: TableSnapshot) -> dict[str, Any]:
     return {
         "ledger_id": table.ledger_id,
         "format_version": table.format_version,

@@ -32,7 +32,7 @@ def check_compacted_objects(store: ObjectStore, manifest: Manifest) -> None:
         for location in level:
             needed[location.name] = max(needed.get(location.name, 0), location.offset + location.length)
     needed |= {table.name: table.length for table in manifest.chunks}
-    sizes = _sizes(store, _run_prefixes(manifest.topic_uid, needed), needed)
+    sizes = _list_sizes(store, _run_prefixes(manifest.topic_uid, needed), needed)
     for name, size in needed.items():
         _check_size(store, name, size, sizes, "the compacted ledger")
 
@@ -51,7 +51,7 @@ def first_damaged_ledger(
         }
         for ledger in ledgers
     }
-    sizes = _sizes(store, [names.ledgers_prefix(topic_uid)], {name for each in needed.values() for name in each})
+    sizes = _list_sizes(store, [names.ledgers_prefix(topic_uid)], {name for each in needed.values() for name in each})
     for ledger in ledgers:
         try:
             for name, size in needed[ledger.ledger_id].items():
@@ -61,16 +61,16 @@ def first_damaged_ledger(
     return None
 
 
-def _sizes(store: ObjectStore, prefixes: Iterable[str], needed: Collection[str]) -> dict[str, int]:
+def _list_sizes(store: ObjectStore, prefixes: Iterable[str], needed: Collection[str]) -> dict[str, int]:
     """Return the sizes of the needed objects that are under the prefixes, by name."""
     sizes: dict[str, int] = {}
-    listings = (partial(_sizes_under, store, prefix, needed) for prefix in prefixes)
+    listings = (partial(_list_sizes_under, store, prefix, needed) for prefix in prefixes)
     for listed in run_ahead(listings, store.concurrent_requests):
         sizes |= listed
     return sizes
 
 
-def _sizes_under(store: ObjectStore, prefix: str, needed: Collection[str]) -> dict[str, int]:
+def _list_sizes_under(store: ObjectStore, prefix: str, needed: Collection[str]) -> dict[str, int]:
     return {stored.name: stored.size for stored in store.list(prefix) if stored.name in needed}
 
 

@@ -119,17 +119,17 @@ FIELD_IDS = {
 given to another column."""
 
 
-def _with_id(field: pa.Field, name: str) -> pa.Field:
+def _with_field_id(field: pa.Field, name: str) -> pa.Field:
     return field.with_metadata({b"PARQUET:field_id": b"%d" % FIELD_IDS[name]})
 
 
 def _file_field(field: pa.Field) -> pa.Field:
     if field.name == "properties":
         key, value = (
-            _with_id(leaf, f"properties.{leaf.name}") for leaf in (field.type.key_field, field.type.item_field)
+            _with_field_id(leaf, f"properties.{leaf.name}") for leaf in (field.type.key_field, field.type.item_field)
         )
         field = pa.field(field.name, pa.map_(key, value), field.nullable)
-    return _with_id(field, field.name)
+    return _with_field_id(field, field.name)
 
 
 FILE_SCHEMA = pa.schema([_file_field(field) for field in SCHEMA])
@@ -168,7 +168,7 @@ _SHORT_BYTES = 36
 """PLAIN adds four bytes for the length of a value; they are a tenth of shorter values, and zstd removes them."""
 
 
-def writer_options(sample: pa.Table) -> dict[str, Any]:
+def parquet_writer_options(sample: pa.Table) -> dict[str, Any]:
     """Return the arguments of `pyarrow.parquet.ParquetWriter` for a rows object that begins with `sample` (SCHEMA).
 
     Keys, payloads and metadata that compression would shorten by less than a tenth are stored as they are, and so are
@@ -194,7 +194,7 @@ def writer_options(sample: pa.Table) -> dict[str, Any]:
 
 def _is_compressible(column: pa.ChunkedArray) -> bool:
     """Return whether zstd shortens a column of bytes by a tenth, by its first bytes; True for one without bytes."""
-    values = contiguous(column)
+    values = contiguous_array(column)
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1] if len(values) else [0]
     total = int(bounds[-1] - bounds[0])
@@ -205,13 +205,13 @@ def _is_compressible(column: pa.ChunkedArray) -> bool:
     return bool(compressed.size < (1 - _LEAST_GAIN) * size)
 
 
-def constant(value: Any, name: str, length: int) -> pa.Array:
+def constant_column(value: Any, name: str, length: int) -> pa.Array:
     """Return a column of SCHEMA, of `length` rows, that holds `value` in every row. `name`: of the column."""
     data_type = SCHEMA.field(name).type
     return pa.nulls(length, data_type) if value is None else pa.repeat(pa.scalar(value, data_type), length)
 
 
-def contiguous(column: pa.ChunkedArray) -> pa.Array:
+def contiguous_array(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array."""
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
@@ -266,14 +266,14 @@ def logical_sizes(rows: pa.Table) -> npt.NDArray[np.int64]:
     """Return the bytes of key, payload and properties of each row, shape (n,): the unit of thresholds (S1)."""
     total = np.zeros(len(rows), dtype=np.int64)
     for name in ("key", "payload"):
-        total += _lengths(rows.column(name))
+        total += _value_lengths(rows.column(name))
     properties = rows.column("properties")
     if properties.null_count < len(properties):
         total += _property_sizes(properties)
     return total
 
 
-def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def _value_lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     lengths = pc.fill_null(pc.binary_length(column), 0)
     return np.asarray(lengths.to_numpy(), dtype=np.int64)
 

@@ -98,21 +98,21 @@ class RowsEncoder:
     def _write_groups(self, groups: Iterable[pa.Table]) -> None:
         for group in groups:
             if self._parquet is None:
-                self._parquet = self._open(group)
+                self._parquet = self._open_parquet_writer(group)
             self._restart_checksum()
             # Pages are cut at the ends of chunks, too: the same rows shall give the same bytes.
             self._parquet.write_table(group.combine_chunks(), row_group_size=len(group))
             self._buffered.flush()
             self._checksums.append(self._sink.checksum)
 
-    def _open(self, group: pa.Table) -> Any:
-        return pq.ParquetWriter(self._buffered, rows.FILE_SCHEMA, **rows.writer_options(group))
+    def _open_parquet_writer(self, group: pa.Table) -> Any:
+        return pq.ParquetWriter(self._buffered, rows.FILE_SCHEMA, **rows.parquet_writer_options(group))
 
     def finish(self, name: str) -> RowsObject:
         """Encode the remaining rows and the footer; return the object of that name that the bytes are."""
         self._write_groups(self._cutter.remaining())
         if self._parquet is None:
-            self._parquet = self._open(rows.FILE_SCHEMA.empty_table())
+            self._parquet = self._open_parquet_writer(rows.FILE_SCHEMA.empty_table())
         checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
         metadata = {VERSION_KEY: str(self._version), CHECKSUMS_KEY: checksums}
         self._parquet.add_key_value_metadata(rows.ARROW_SCHEMA | metadata)
@@ -128,7 +128,7 @@ class RowsEncoder:
         self._sink.checksum = 0
 
     def abandon(self) -> None:
-        """Let pyarrow finish its file into nothing, so that no destructor writes later."""
+        """Drop the held bytes and all later ones, and close pyarrow's writer, so that no destructor writes later."""
         self._sink.discard()
         if self._parquet is not None:
             self._parquet.close()
@@ -158,7 +158,7 @@ class RowsWriter:
         try:
             self._encoder.pass_to(self._object)
         except BaseException as failure:
-            self._abandon(failure)
+            self._abandon_object(failure)
             raise
         return self
 
@@ -170,17 +170,17 @@ class RowsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._abandon(error)
+            self._abandon_object(error)
             return
         try:
             result = self._encoder.finish(self._name)
         except BaseException as failure:
-            self._abandon(failure)
+            self._abandon_object(failure)
             raise
         self._object.__exit__(None, None, None)
         self.result = result
 
-    def _abandon(self, error: BaseException) -> None:
+    def _abandon_object(self, error: BaseException) -> None:
         self._encoder.abandon()
         self._object.__exit__(type(error), error, error.__traceback__)
 
@@ -199,7 +199,7 @@ class RowsReader:
         self._footer_start = self._stored.size - rows_object.footer_size
         footer = store.get(self._stored.name, self._footer_start, rows_object.footer_size)
         if crc32c(footer) != self._stored.crc32c:
-            raise self._damaged("its footer")
+            raise self._checksum_error("its footer")
         self._metadata = pq.read_metadata(pa.BufferReader(footer))
         self._window = LoadedRange(self._stored.size)
         self._announced: deque[range] = deque()
@@ -212,7 +212,7 @@ class RowsReader:
 
     @property
     def stored(self) -> StoredObject:
-        """The object that is read."""
+        """The stored object that this reader reads."""
         return self._stored
 
     @property
@@ -223,7 +223,7 @@ class RowsReader:
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
         """The row groups, in offset order. Raises ObjectDamaged for an unknown format version."""
-        base = self._base
+        base = self._place_base
         checksums = np.frombuffer(bytes.fromhex(self._metadata.metadata[CHECKSUMS_KEY].decode()), dtype="<u4").tolist()
         described = [self._metadata.row_group(i) for i in range(self._metadata.num_row_groups)]
         starts = [_group_start(group) for group in described]
@@ -246,7 +246,7 @@ class RowsReader:
         return tuple(groups)
 
     @cached_property
-    def _base(self) -> LedgerStart:
+    def _place_base(self) -> LedgerStart:
         """The place that is added to offsets and ledger ids of the object. Raises ObjectDamaged for another version."""
         version = (self._metadata.metadata or {}).get(VERSION_KEY, b"")
         if version == b"%d" % rows.FORMAT_VERSION:
@@ -262,8 +262,8 @@ class RowsReader:
     def read(self, group: int, columns: list[str] | None = None) -> pa.Table:
         """Return the rows of row group `group`, with all columns or only `columns`, in the order of `columns`."""
         names = columns or rows.SCHEMA.names
-        decoded = self._decode(group, names, None)
-        return _assemble(names, [decoded], self._constants(group, names), self.groups[group].rows)
+        decoded = self._decode_columns(group, names, None)
+        return _assemble_table(names, [decoded], self._constant_columns(group, names), self.groups[group].rows)
 
     def decoded_bytes(self, group: int) -> int:
         """Return the approximate bytes of a row group in memory, by its metadata."""
@@ -280,28 +280,30 @@ class RowsReader:
         constants: dict[str, Any] = {}
         count = size = 0
         for number, positions in selections:
-            group, own = self.groups[number], self._constants(number, rows.SCHEMA.names)
+            group, own = self.groups[number], self._constant_columns(number, rows.SCHEMA.names)
             full = size >= rows.GROUP_BYTES or count + len(positions) > rows.GROUP_ROWS
             if pieces and (full or own != constants):
-                yield _assemble(rows.SCHEMA.names, pieces, constants, count)
+                yield _assemble_table(rows.SCHEMA.names, pieces, constants, count)
                 pieces, count, size = [], 0, 0
             constants = own
-            pieces.append(self._decode(number, rows.SCHEMA.names, None if len(positions) == group.rows else positions))
+            pieces.append(
+                self._decode_columns(number, rows.SCHEMA.names, None if len(positions) == group.rows else positions)
+            )
             count += len(positions)
             size += self._metadata.row_group(number).total_byte_size * len(positions) // group.rows
         if pieces:
-            yield _assemble(rows.SCHEMA.names, pieces, constants, count)
+            yield _assemble_table(rows.SCHEMA.names, pieces, constants, count)
 
     def announce_row_groups(self, groups: Sequence[int], *, ahead: bool = False) -> None:
         """Announce the row groups that will be read, ascending, so that neighbours may be read in one ranged read.
 
         `ahead`: all of them will be read, so up to `READS_AHEAD` ranged reads run beside the use of the one before.
         """
-        self._announced = deque(self._neighbours(groups))
+        self._announced = deque(self._ranges_of_neighbours(groups))
         reads = (partial(self._read_checked, window) for window in tuple(self._announced))
         self._ahead = run_ahead(reads, min(READS_AHEAD, self._store.concurrent_requests) if ahead else 0)
 
-    def _neighbours(self, groups: Sequence[int]) -> Iterator[range]:
+    def _ranges_of_neighbours(self, groups: Sequence[int]) -> Iterator[range]:
         """Yield the row groups as ranges of neighbours that are read together."""
         first = last = -1
         for number in groups:
@@ -321,19 +323,19 @@ class RowsReader:
 
     def least(self, group: int, column: str) -> int | None:
         """Return the least value of a numeric column in one row group, by its statistics; None if all are null."""
-        statistics = self._statistics(group, column)
-        return int(statistics.min) + self._added(column) if statistics is not None else None
+        statistics = self._column_statistics(group, column)
+        return int(statistics.min) + self._place_shift(column) if statistics is not None else None
 
     def greatest(self, group: int, column: str) -> int | None:
         """Return the largest value of a numeric column in one row group, by its statistics; None if all are null."""
-        statistics = self._statistics(group, column)
-        return int(statistics.max) + self._added(column) if statistics is not None else None
+        statistics = self._column_statistics(group, column)
+        return int(statistics.max) + self._place_shift(column) if statistics is not None else None
 
-    def _added(self, column: str) -> int:
-        """Return what is added to the values of a column."""
-        return {"offset": self._base.first_offset, "ledger_id": self._base.ledger_id}.get(column, 0)
+    def _place_shift(self, column: str) -> int:
+        """Return the number to add to the values of a column: its ledger's first offset or id; 0 for other columns."""
+        return {"offset": self._place_base.first_offset, "ledger_id": self._place_base.ledger_id}.get(column, 0)
 
-    def _statistics(self, number: int, column: str) -> Any:
+    def _column_statistics(self, number: int, column: str) -> Any:
         if column in self._absent:
             return None
         statistics = self._metadata.row_group(number).column(self._column_numbers[column]).statistics
@@ -346,7 +348,7 @@ class RowsReader:
         return {schema.column(number).path: number for number in range(len(schema))}
 
     @cached_property
-    def _leaves(self) -> Mapping[str, list[int]]:
+    def _leaf_numbers(self) -> Mapping[str, list[int]]:
         """The numbers of the leaves of each column of rows.SCHEMA in a row group."""
         leaves: dict[str, list[int]] = {}
         for path, number in self._column_numbers.items():
@@ -358,19 +360,19 @@ class RowsReader:
         for number in range(len(self.groups)):
             yield self.read(number)
 
-    def _decode(self, number: int, columns: list[str], positions: npt.NDArray[np.int64] | None) -> pa.Table:
+    def _decode_columns(self, number: int, columns: list[str], positions: npt.NDArray[np.int64] | None) -> pa.Table:
         """Return the columns that vary in a row group; its bytes are checked even if none does."""
-        self._load(number)
-        constants = self._constants(number, columns)
+        self._load_row_group(number)
+        constants = self._constant_columns(number, columns)
         varying = [name for name in columns if name not in constants]
         decoded = self._file.read_row_group(number, columns=varying, use_threads=False)
         for name in _PLACED_COLUMNS:
-            if (added := self._added(name)) and name in varying:
+            if (added := self._place_shift(name)) and name in varying:
                 moved = pc.add(decoded.column(name), added)
                 decoded = decoded.set_column(decoded.schema.get_field_index(name), rows.SCHEMA.field(name), moved)
         return decoded if positions is None else decoded.take(pa.array(positions))
 
-    def _load(self, number: int) -> None:
+    def _load_row_group(self, number: int) -> None:
         """Load the row group's bytes into the window, with its neighbours if they were announced."""
         group = self.groups[number]
         if self._window.holds(group.start, group.end):
@@ -399,21 +401,23 @@ class RowsReader:
         for number in window:
             group = self.groups[number]
             if crc32c(view[group.start - start : group.end - start]) != group.crc32c:
-                raise self._damaged(f"row group {number} (bytes {group.start} to {group.end})")
+                raise self._checksum_error(f"row group {number} (bytes {group.start} to {group.end})")
         return view
 
-    def _constants(self, number: int, columns: Sequence[str]) -> dict[str, Any]:
+    def _constant_columns(self, number: int, columns: Sequence[str]) -> dict[str, Any]:
         """Return those of `columns` that statistics prove constant in a row group, with their value."""
         known = self._known_constants.setdefault(number, {})
         group = self._metadata.row_group(number)
         for name in columns:
             if name not in known:
-                statistics = [group.column(leaf).statistics for leaf in self._leaves.get(name, ())]
+                statistics = [group.column(leaf).statistics for leaf in self._leaf_numbers.get(name, ())]
                 value: Any = None if name in self._absent else _constant_value(statistics, group.num_rows)
-                known[name] = value + self._added(name) if name in _PLACED_COLUMNS and value is not _VARIES else value
+                known[name] = (
+                    value + self._place_shift(name) if name in _PLACED_COLUMNS and value is not _VARIES else value
+                )
         return {name: known[name] for name in columns if known[name] is not _VARIES}
 
-    def _damaged(self, what: str) -> ObjectDamaged:
+    def _checksum_error(self, what: str) -> ObjectDamaged:
         return ObjectDamaged(
             f"{what} of {self._stored.name} does not match its checksum",
             damaged_object_advice(self._stored.name),
@@ -421,11 +425,12 @@ class RowsReader:
         )
 
 
-def _assemble(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:
+def _assemble_table(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:
     """Return the decoded columns of `pieces`, one after the other, with the constant ones rebuilt."""
     decoded = pa.concat_tables(pieces)
     created = [
-        rows.constant(constants[name], name, count) if name in constants else decoded.column(name) for name in columns
+        rows.constant_column(constants[name], name, count) if name in constants else decoded.column(name)
+        for name in columns
     ]
     return pa.table(created, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
 
@@ -444,10 +449,10 @@ def _constant_value(statistics: Sequence[Any], count: int) -> Any:
         return _VARIES
     if all(leaf.null_count == count and leaf.num_values == 0 for leaf in statistics):
         return None
-    return statistics[0].min if len(statistics) == 1 and _is_one_value(statistics[0]) else _VARIES
+    return statistics[0].min if len(statistics) == 1 and _has_one_value(statistics[0]) else _VARIES
 
 
-def _is_one_value(statistics: Any) -> bool:
+def _has_one_value(statistics: Any) -> bool:
     return bool(
         statistics.has_min_max
         and statistics.null_count == 0

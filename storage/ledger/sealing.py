@@ -32,7 +32,7 @@ _PIECE_ROWS = 65_536
 
 
 class LedgerBuilder:
-    """The rows of one ledger, which are encoded and indexed as they arrive. `summary`: what its row in SQL says.
+    """Builder of one ledger, which encodes and indexes rows as they arrive. `summary`: values for its row in SQL.
 
     `is_placed`: the rows have the ledger's id and their offsets in the topic.
     """
@@ -41,16 +41,16 @@ class LedgerBuilder:
         self.is_placed = is_placed
         self.encoder = RowsEncoder(is_placed=is_placed)
         self.index = IndexBuilder(hasher)
-        self.summary = _Summary()
+        self.summary = _LedgerSummary()
 
     @property
     def held_bytes(self) -> int:
-        """The bytes in memory."""
+        """The approximate memory of the encoded rows and of the index, in bytes."""
         return self.encoder.held_bytes + INDEX_BYTES * self.summary.messages
 
     def add(self, table: pa.Table) -> None:
         """Add rows (`rows.SCHEMA`), ascending from call to call."""
-        for piece in _pieces(table):
+        for piece in _slices_of(table):
             sizes = rows.logical_sizes(piece)
             self.encoder.write(piece, sizes)
             self.index.add(piece)
@@ -70,7 +70,7 @@ class Sealer:
     def seal(
         self, tables: Iterable[pa.Table], ledger_id: int, created_at: int, begun: LedgerBuilder | None = None
     ) -> LedgerRecord:
-        """Write `tables` (`rows.SCHEMA`, ascending) and their key index; return the row to commit.
+        """Write `tables` (`rows.SCHEMA`, ascending) and their key index; return the record to commit to SQL.
 
         `begun`: has the rows before those of `tables`; together they have at least one. `created_at`: ms since the Unix
         epoch. Raises any store error, and any error of `tables`; then no rows object remains.
@@ -81,7 +81,7 @@ class Sealer:
         return self._seal(tables, ledger, ledger_id, created_at, name, index_name)
 
     def seal_unplaced(self, tables: Iterable[pa.Table], task_number: int, created_at: int) -> LedgerRecord:
-        """Write a ledger whose place in the topic is not known yet; return its row, which `placed_ledger` completes.
+        """Write a ledger whose place in the topic is not known yet; return its record, which `placed_ledger` completes.
 
         `tables`: as for `seal`, with offsets and entry ids from 0, ledger id 0, and no chunks. `task_number`: of the
         task that writes it; the names are new at each call.
@@ -128,7 +128,7 @@ class Sealer:
     def _write_index(self, ledger: LedgerBuilder, name: str) -> IndexLocation:
         index = ledger.index
         data, directory = key_index.encode_index(
-            index.records(), key_index.HashRange(), index.unkeyed, index.chunks(), is_placed=ledger.is_placed
+            index.records(), key_index.HashRange(), index.unkeyed, index.encoded_chunks(), is_placed=ledger.is_placed
         )
         self.store.put(name, data)
         failpoint(Failpoint.IMPORT_INDEX_WRITTEN)
@@ -136,7 +136,10 @@ class Sealer:
 
 
 def placed_ledger(ledger: LedgerRecord, ledger_id: int, first_offset: int, created_at: int) -> LedgerRecord:
-    """Return the row of a ledger of `Sealer.seal_unplaced` at a place in the topic. `created_at`: ms."""
+    """Return the record of a ledger of `Sealer.seal_unplaced`, with its id and offsets in the topic.
+
+    `created_at`: ms since the Unix epoch.
+    """
     return replace(
         ledger,
         ledger_id=ledger_id,
@@ -149,7 +152,7 @@ def placed_ledger(ledger: LedgerRecord, ledger_id: int, first_offset: int, creat
 
 
 @dataclass
-class _Summary:
+class _LedgerSummary:
     """Summary of the messages of a ledger, for its row in SQL."""
 
     first_offset: int = -1
@@ -192,7 +195,7 @@ class IndexBuilder:
 
     def add(self, table: pa.Table) -> None:
         """Add rows (`rows.SCHEMA`). They ascend from call to call."""
-        if _has_only_keyed(table):
+        if _has_only_keyed_rows(table):
             self._records.append(_newest_records(table, self._hasher))
             return
         self._records.append(ledger_records(table, self._hasher))
@@ -205,21 +208,21 @@ class IndexBuilder:
     def records(self) -> key_index.IndexRecords:
         """Return the newest record of each key, with event-time winners if any row has an event time."""
         runs = self._records
-        together = key_index.concatenated([key_index.IndexRecords(run.hi, run.lo, run.offset) for run in runs])
-        records = together.take(key_index.latest(together.hi, together.lo))
+        together = key_index.concatenate_records([key_index.IndexRecords(run.hi, run.lo, run.offset) for run in runs])
+        records = together.take(key_index.latest_positions(together.hi, together.lo))
         if not self._with_event_times and all(run.event_time is None for run in runs):
             return records
-        events = key_index.concatenated([run.event_winners() for run in runs]).event_winners()
+        events = key_index.concatenate_records([run.event_winners() for run in runs]).event_winners()
         assert events.event_time is not None
-        events = events.take(key_index.latest_by_event(events.hi, events.lo, events.event_time))
+        events = events.take(key_index.latest_positions_by_event(events.hi, events.lo, events.event_time))
         return key_index.IndexRecords(records.hi, records.lo, records.offset, events.event_offset, events.event_time)
 
-    def chunks(self) -> bytes:
-        """Return the chunk table."""
+    def encoded_chunks(self) -> bytes:
+        """Return the bytes of the chunk table."""
         return b"".join(chunks.tobytes() for chunks in self._chunks)
 
 
-def _pieces(table: pa.Table) -> Iterator[pa.Table]:
+def _slices_of(table: pa.Table) -> Iterator[pa.Table]:
     """Yield the rows of a table in contiguous pieces, which stay in a core's cache while they are encoded."""
     for start in range(0, len(table), _PIECE_ROWS):
         yield table.slice(start, _PIECE_ROWS).combine_chunks()
@@ -230,23 +233,23 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords
 
     Only rows of slot MESSAGE with a key take part (P6, P8); chunked messages come from chunk tables (P10).
     """
-    return _newest_records(table if _has_only_keyed(table) else table.filter(keyed_mask(table)), hasher)
+    return _newest_records(table if _has_only_keyed_rows(table) else table.filter(keyed_mask(table)), hasher)
 
 
 def _newest_records(table: pa.Table, hasher: KeyHasher) -> key_index.IndexRecords:
-    """Return what `ledger_records` returns, of rows that are all in the key map."""
-    hi, lo = hasher(rows.contiguous(table.column("key")))
+    """Return the newest record of each key, with event-time winners, of rows that are all in the key map."""
+    hi, lo = hasher(rows.contiguous_array(table.column("key")))
     flagged = tombstone_flagged_offsets(table)
-    newest = key_index.latest(hi, lo)
+    newest = key_index.latest_positions(hi, lo)
     event_times = table.column("event_time")
     if event_times.null_count == len(event_times):
         return key_index.IndexRecords(hi[newest], lo[newest], flagged[newest])
     events = pc.fill_null(event_times, key_index.NO_EVENT_TIME).to_numpy()
-    winners = newest if np.all(events[1:] >= events[:-1]) else key_index.latest_by_event(hi, lo, events)
+    winners = newest if np.all(events[1:] >= events[:-1]) else key_index.latest_positions_by_event(hi, lo, events)
     return key_index.IndexRecords(hi[newest], lo[newest], flagged[newest], flagged[winners], events[winners])
 
 
-def _has_only_keyed(table: pa.Table) -> bool:
+def _has_only_keyed_rows(table: pa.Table) -> bool:
     """Return whether all rows are in the key map."""
     slots = table.column("slot").to_numpy()
     return table.column("key").null_count == 0 and bool(np.all(slots == int(rows.RowType.MESSAGE)))

@@ -278,12 +278,13 @@ def to_ledger_rows(content: pa.Table, ledger_id: int, first_offset: int, now: in
     values = {
         "offset": pa.array(np.arange(first_offset, first_offset + count)),
         "entry_id": pa.array(np.arange(first_entry, first_entry + count)),
-        "ledger_id": rows.constant(ledger_id, "ledger_id", count),
+        "ledger_id": rows.constant_column(ledger_id, "ledger_id", count),
         "publish_time": content.column("publish_time").fill_null(now),
         **{name: content.column(name) for name in content.column_names if name != "publish_time"},
     }
     defaults = {"batch_index": -1, "batch_size": 0, "key_base64": False, "codec": 0, "slot": 0}
     columns = [
-        values[name] if name in values else rows.constant(defaults.get(name), name, count) for name in rows.SCHEMA.names
+        values[name] if name in values else rows.constant_column(defaults.get(name), name, count)
+        for name in rows.SCHEMA.names
     ]
     return pa.table(columns, schema=rows.SCHEMA)

@@ -37,7 +37,7 @@ PROBE_PREFIX = "compactor-store-check"
 
 @dataclass(frozen=True)
 class Capability:
-    """One promise. `finding` describes the observation, in a few words."""
+    """Result of the check of one promise of a store: whether it held, and `finding`, a description in a few words."""
 
     name: str
     held: bool
@@ -86,13 +86,13 @@ def check_capabilities(
 
     try:
         capabilities = (
-            _conditional_writes("conditional put", store, put, f"{base}/put", BODY_BYTES, rounds, racers),
-            _conditional_writes(
+            _check_conditional_writes("conditional put", store, put, f"{base}/put", BODY_BYTES, rounds, racers),
+            _check_conditional_writes(
                 "conditional put of large objects", store, stream, f"{base}/large", LARGE_BODY_BYTES, rounds, racers
             ),
-            _ranged_reads(store, f"{base}/ranges", body),
-            _list_after_write(store, f"{base}/listed", body),
-            _delete(store, f"{base}/listed"),
+            _check_ranged_reads(store, f"{base}/ranges", body),
+            _check_list_after_write(store, f"{base}/listed", body),
+            _check_delete(store, f"{base}/listed"),
         )
     finally:
         with suppress(CompactorError):  # the failure above explains more than an error here
@@ -101,7 +101,7 @@ def check_capabilities(
     return CapabilityReport(store.url, capabilities)
 
 
-def _conditional_writes(
+def _check_conditional_writes(
     capability: str,
     store: ObjectStore,
     write: Callable[[str, bytes, threading.Barrier], None],
@@ -126,7 +126,7 @@ def _conditional_writes(
                     raise
                 return True
 
-            won = _outcomes(pool, race, racers)
+            won = _run_race(pool, race, racers)
             winners = [racer for racer in range(racers) if won[racer]]
             if len(winners) != 1:
                 return Capability(capability, False, f"{len(winners)} of {racers} racing writers won round {turn + 1}")
@@ -139,8 +139,8 @@ def _conditional_writes(
     return Capability(capability, True, f"one of {racers} racing writers won in each of {rounds} rounds")
 
 
-def _outcomes(pool: ThreadPoolExecutor, race: Callable[[int], bool], racers: int) -> list[bool]:
-    """Return which racers won. Raises the first error of a racer that is no consequence of another."""
+def _run_race(pool: ThreadPoolExecutor, race: Callable[[int], bool], racers: int) -> list[bool]:
+    """Run all racers concurrently, and return which won. Raises the first error that no other racer caused."""
     futures = [pool.submit(race, racer) for racer in range(racers)]
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
@@ -148,7 +148,7 @@ def _outcomes(pool: ThreadPoolExecutor, race: Callable[[int], bool], racers: int
     return [future.result() for future in futures]
 
 
-def _ranged_reads(store: ObjectStore, name: str, body: bytes) -> Capability:
+def _check_ranged_reads(store: ObjectStore, name: str, body: bytes) -> Capability:
     capability = "ranged get"
     store.put(name, body)
     for start, length in ((0, None), (0, 1), (100, 200), (len(body) - 7, 7), (len(body) - 7, None)):
@@ -162,7 +162,7 @@ def _ranged_reads(store: ObjectStore, name: str, body: bytes) -> Capability:
     return Capability(capability, True, "ranges at both ends and inside")
 
 
-def _list_after_write(store: ObjectStore, base: str, body: bytes) -> Capability:
+def _check_list_after_write(store: ObjectStore, base: str, body: bytes) -> Capability:
     names = [f"{base}-x", f"{base}/a", f"{base}/b"]  # "-" sorts before "/": a store that lists by folder shows here
     for name in reversed(names):
         store.put(name, body)
@@ -173,7 +173,7 @@ def _list_after_write(store: ObjectStore, base: str, body: bytes) -> Capability:
     return Capability("list after write", held, "complete and ascending" if held else "incomplete or out of order")
 
 
-def _delete(store: ObjectStore, base: str) -> Capability:
+def _check_delete(store: ObjectStore, base: str) -> Capability:
     for item in list(store.list(base)):
         store.delete(item.name)
         store.delete(item.name)

@@ -106,53 +106,53 @@ class LocalStore(ObjectStore):
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(name, start, length)
-        with self._reading(name) as (descriptor, size):
+        with self._open_object(name) as (descriptor, size):
             end = size if length is None else start + length
             pieces, position = [], start
             while position < end and (piece := os.pread(descriptor, end - position, position)):
                 pieces.append(piece)
                 position += len(piece)
         if position < end or start > size:
-            raise self._too_short(name, size, start, length)
+            raise self._too_short_error(name, size, start, length)
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
         """Read into `target`, without newly allocated memory, whose pages the kernel would have to clear first."""
         check_range(name, start, len(target))
-        with self._reading(name) as (descriptor, size):
+        with self._open_object(name) as (descriptor, size):
             filled = 0
             while filled < len(target) and (more := os.preadv(descriptor, [target[filled:]], start + filled)):
                 filled += more
         if filled < len(target):
-            raise self._too_short(name, size, start, len(target))
+            raise self._too_short_error(name, size, start, len(target))
 
     @contextmanager
-    def _reading(self, name: str) -> Iterator[tuple[int, int]]:
+    def _open_object(self, name: str) -> Iterator[tuple[int, int]]:
         """Yield the open file of an object, and its size."""
-        with self._naming(name, "read"):
+        with self._translating_errors(name, "read"):
             descriptor = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 yield descriptor, _regular_size(os.fstat(descriptor), name, self.url)
             finally:
                 os.close(descriptor)
 
-    def _too_short(self, name: str, size: int, start: int, length: int | None) -> ObjectDamaged:
+    def _too_short_error(self, name: str, size: int, start: int, length: int | None) -> ObjectDamaged:
         return ObjectDamaged(
             f"object {name} in {self.url} has {size} bytes, too few for start={start} length={length}",
             truncated_object_advice(name, self.url),
         )
 
     def size(self, name: str) -> int:
-        with self._naming(name, "read"):
+        with self._translating_errors(name, "read"):
             return _regular_size(os.stat(self._path(name)), name, self.url)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        with self._naming(prefix + "*", "list"):
-            yield from self._walk("", prefix)
+        with self._translating_errors(prefix + "*", "list"):
+            yield from self._walk_objects("", prefix)
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        with self._naming(name, "delete"), suppress(FileNotFoundError, NotADirectoryError):
+        with self._translating_errors(name, "delete"), suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
     def check_capabilities(self) -> CapabilityReport:
@@ -161,7 +161,7 @@ class LocalStore(ObjectStore):
     def _path(self, name: str) -> Path:
         return self.root / check_object_name(name)
 
-    def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+    def _walk_objects(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
         """Yield objects depth first, a folder at the place of its name with the slash: the order of the whole names."""
         try:
             with os.scandir(self.root / folder) as scan:
@@ -175,7 +175,7 @@ class LocalStore(ObjectStore):
         for name, entry in sorted(entries, key=lambda pair: pair[0]):
             if name.endswith("/"):
                 if name.startswith(prefix) or prefix.startswith(name):
-                    yield from self._walk(name, prefix)
+                    yield from self._walk_objects(name, prefix)
             elif name.startswith(prefix):
                 with suppress(FileNotFoundError):  # deleted since the folder was read
                     status = entry.stat()
@@ -183,10 +183,10 @@ class LocalStore(ObjectStore):
 
     def _open_temporary(self) -> tuple[int, Path]:
         """Return a new, locked file in the hidden folder."""
-        self._make_folder(self._temporary)
+        self._make_durable_folder(self._temporary)
         if not self._swept:
             self._swept = True
-            self._sweep()
+            self._remove_dead_temporary_files()
         while True:
             path = self._temporary / uuid.uuid4().hex
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, file_mode_in(path.parent))
@@ -196,7 +196,7 @@ class LocalStore(ObjectStore):
                 return descriptor, path
             os.close(descriptor)  # swept between its creation and its lock
 
-    def _sweep(self) -> None:
+    def _remove_dead_temporary_files(self) -> None:
         """Remove the temporary files of dead processes: those that no process has locked."""
         for leftover in os.listdir(self._temporary):
             path = self._temporary / leftover
@@ -208,12 +208,12 @@ class LocalStore(ObjectStore):
                 finally:
                     os.close(descriptor)
 
-    def _make_folder(self, folder: Path) -> None:
+    def _make_durable_folder(self, folder: Path) -> None:
         """Create the folder if needed, and make it durable, whichever process created it."""
         if folder in self._durable_folders:
             return
         if folder != self.root:
-            self._make_folder(folder.parent)
+            self._make_durable_folder(folder.parent)
             with suppress(FileExistsError):
                 create_folder_like_parent(folder)
             sync_folder(folder.parent)
@@ -227,7 +227,7 @@ class LocalStore(ObjectStore):
     def publish(self, temporary: Path, name: str) -> None:
         """Give a durable temporary file the name `name`, durably. Raises ObjectExists if the name is taken; OSError."""
         path = self._path(name)
-        self._make_folder(path.parent)
+        self._make_durable_folder(path.parent)
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -246,7 +246,7 @@ class LocalStore(ObjectStore):
         failpoint(Failpoint.LOCAL_FOLDER_SYNCED)
 
     @contextmanager
-    def _naming(self, name: str, verb: str) -> Iterator[None]:
+    def _translating_errors(self, name: str, verb: str) -> Iterator[None]:
         """Turn the system's errors into the project's."""
         try:
             yield
@@ -274,11 +274,11 @@ class _LocalWriter(ObjectWriter):
         self._written_back = 0
 
     def _open(self) -> None:
-        with self._store._naming(self.name, "write"):
+        with self._store._translating_errors(self.name, "write"):
             self._descriptor, self._path = self._store._open_temporary()
 
     def _append(self, view: memoryview) -> None:
-        with self._store._naming(self.name, "write"):
+        with self._store._translating_errors(self.name, "write"):
             written = 0
             while written < view.nbytes:
                 written += os.write(self._descriptor, view[written : written + WRITE_BACK_BYTES])
@@ -292,7 +292,7 @@ class _LocalWriter(ObjectWriter):
 
     def _commit(self) -> None:
         assert self._path is not None
-        with self._store._naming(self.name, "write"):
+        with self._store._translating_errors(self.name, "write"):
             failpoint(Failpoint.LOCAL_TEMPORARY_WRITTEN)
             os.fsync(self._descriptor)
             failpoint(Failpoint.LOCAL_FSYNCED)

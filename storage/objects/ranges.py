@@ -38,11 +38,11 @@ def read_ranges(store: ObjectStore, ranges: Sequence[ByteRange]) -> list[memoryv
     blocks = [memoryview(b"")] * len(ranges)
     runs: list[list[int]] = []
     for number in sorted(range(len(ranges)), key=lambda item: (ranges[item].name, ranges[item].start)):
-        if runs and _near(store, ranges[runs[-1][-1]], ranges[number]):
+        if runs and _are_read_together(store, ranges[runs[-1][-1]], ranges[number]):
             runs[-1].append(number)
         else:
             runs.append([number])
-    reads = (partial(_read, store, [ranges[number] for number in run]) for run in runs)
+    reads = (partial(_read_run, store, [ranges[number] for number in run]) for run in runs)
     for run, data in zip(runs, run_ahead(reads, store.concurrent_requests), strict=True):
         for number in run:
             start = ranges[number].start - ranges[run[0]].start
@@ -50,11 +50,11 @@ def read_ranges(store: ObjectStore, ranges: Sequence[ByteRange]) -> list[memoryv
     return blocks
 
 
-def _near(store: ObjectStore, before: ByteRange, following: ByteRange) -> bool:
+def _are_read_together(store: ObjectStore, before: ByteRange, following: ByteRange) -> bool:
     same = before.name == following.name
     return same and 0 <= following.start - before.end <= store.preferred_read_bytes
 
 
-def _read(store: ObjectStore, run: Sequence[ByteRange]) -> memoryview:
+def _read_run(store: ObjectStore, run: Sequence[ByteRange]) -> memoryview:
     """Return the bytes from the beginning of the first range of one object to the end of the last."""
     return memoryview(store.get(run[0].name, run[0].start, run[-1].end - run[0].start))

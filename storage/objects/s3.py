@@ -55,14 +55,14 @@ MARK = "compactor-mark"
 
 
 @functools.cache
-def _models() -> Any:
+def _s3_data_loader() -> Any:
     """Return botocore's description of S3, parsed once in a process: a client then takes 10 ms, not 70."""
     return botocore.session.get_session().get_component("data_loader")
 
 
 @dataclass(frozen=True)
 class S3Requests:
-    """The form of requests. Writers use a multipart upload from `multipart_threshold` bytes on.
+    """Settings of the requests to S3. Writers use a multipart upload from `multipart_threshold` bytes on.
 
     `part_bytes`: the size of all parts but the last (R2 requires equal ones). S3 allows 10 000: objects up to 312 GiB.
     `attempts`: the most tries of a request; `silence_seconds`: the longest wait for the next byte in each.
@@ -108,7 +108,7 @@ class S3Store(ObjectStore):
         """
         connected = self._connected
         if connected is None or connected[0] != os.getpid():
-            connected = self._connected = (os.getpid(), self._connect())
+            connected = self._connected = (os.getpid(), self._create_client())
         return connected[1]
 
     def put(self, name: str, data: Buffer) -> None:
@@ -133,18 +133,18 @@ class S3Store(ObjectStore):
         check_range(name, start, length)
         if length == 0 or (length is None and start and start == self.size(name)):
             # HTTP cannot express an empty range.
-            return b"" if start <= self.size(name) else self._too_short(name, start, length)
+            return b"" if start <= self.size(name) else self._raise_too_short(name, start, length)
         ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"}
         key = self.key(name)
         with self.translating_errors(name, "read"):
             try:
-                data = self._read(key, ranged if start or length is not None else {})
+                data = self._get_with_retries(key, ranged if start or length is not None else {})
             except ClientError as error:
                 if code_of(error) != "InvalidRange" and status_of(error) != 416:
                     raise
-                self._too_short(name, start, length)
+                self._raise_too_short(name, start, length)
         if length is not None and len(data) < length:
-            self._too_short(name, start, length)
+            self._raise_too_short(name, start, length)
         if length is not None and len(data) > length:
             raise Misconfigured(
                 f"the server of {self.url} ignored the range asked of object {name}",
@@ -159,7 +159,7 @@ class S3Store(ObjectStore):
                 return int(self.client.head_object(Bucket=self.bucket, Key=key)["ContentLength"])
             except ClientError as error:
                 if status_of(error) == 404:
-                    self._need_bucket(name)
+                    self._check_bucket(name)
                 raise
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -251,9 +251,11 @@ class S3Store(ObjectStore):
         except (BotoCoreError, ClientError) as error:
             raise translate(error, verb, name, self.url, self.bucket) from error
 
-    def _read(self, key: str, ranged: dict[str, str]) -> bytes:
-        """Read with one GET. botocore retries up to the headers; this method retries connections that break in the
-        body."""
+    def _get_with_retries(self, key: str, ranged: dict[str, str]) -> bytes:
+        """Return the bytes of an object, or of the range in `ranged`.
+
+        botocore retries up to the headers of the answer; this method retries if the connection breaks in the body.
+        """
         for attempt in range(1, self._requests.attempts + 1):
             answer = self.client.get_object(Bucket=self.bucket, Key=key, **ranged)
             try:
@@ -269,14 +271,14 @@ class S3Store(ObjectStore):
             self.back_off(attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def _too_short(self, name: str, start: int, length: int | None) -> NoReturn:
+    def _raise_too_short(self, name: str, start: int, length: int | None) -> NoReturn:
         raise ObjectDamaged(
             f"object {name} in {self.url} is too short for start={start} length={length}",
             truncated_object_advice(name, self.url),
         )
 
-    def _need_bucket(self, name: str) -> None:
-        """Raise Misconfigured if the bucket is missing: the 404 of a HEAD does not name what is."""
+    def _check_bucket(self, name: str) -> None:
+        """Raise Misconfigured if the bucket is missing: the 404 of a HEAD does not tell bucket from object."""
         try:
             self.client.head_bucket(Bucket=self.bucket)
         except ClientError as error:
@@ -286,7 +288,7 @@ class S3Store(ObjectStore):
                     "make the bucket, or correct the store's URL and endpoint",
                 ) from error
 
-    def _connect(self) -> Any:
+    def _create_client(self) -> Any:
         endpoint = self._location.s3_endpoint
         config = Config(
             connect_timeout=min(CONNECT_SECONDS, self._requests.silence_seconds),
@@ -303,7 +305,7 @@ class S3Store(ObjectStore):
         try:
             # A separate session: boto3's default one is not thread-safe on first use.
             session = botocore.session.get_session()
-            session.register_component("data_loader", _models())
+            session.register_component("data_loader", _s3_data_loader())
             return boto3.session.Session(botocore_session=session).client(
                 "s3", endpoint_url=endpoint, region_name=self._location.s3_region, config=config
             )

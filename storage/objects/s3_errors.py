@@ -72,7 +72,7 @@ def translate(error: BotoCoreError | ClientError, verb: str, name: str, url: str
     `verb`, `name`: what was done with which object or prefix; `url`: of the store. All are for the text.
     """
     if isinstance(error, ClientError):
-        return _answered(error, verb, name, url, bucket)
+        return _translate_answer(error, verb, name, url, bucket)
     what = f"cannot {verb} object {name} in {url}, {type(error).__name__}: {error}"
     if is_ambiguous(error) and not isinstance(error, (SSLError, InvalidProxiesConfigError)):
         return Unavailable(what, "see that the S3 endpoint is right and can be reached, then try again")
@@ -83,7 +83,7 @@ def translate(error: BotoCoreError | ClientError, verb: str, name: str, url: str
     )
 
 
-def _answered(error: ClientError, verb: str, name: str, url: str, bucket: str) -> CompactorError:
+def _translate_answer(error: ClientError, verb: str, name: str, url: str, bucket: str) -> CompactorError:
     code, status = code_of(error), status_of(error)
     answer = error.response.get("Error", {}).get("Message") or "no reason given"
     what = f"cannot {verb} object {name} in {url}, the server answered {status} {code}: {answer}"

@@ -49,7 +49,7 @@ class S3Writer(ObjectWriter):
         self._threshold = threshold
         self._part_bytes = part_bytes
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
-        self._upload: _Upload | None = None
+        self._upload: _MultipartUpload | None = None
 
     def _open(self) -> None:
         # No `with`: the file lives as long as the writer's own block does, and _discard closes it.
@@ -57,7 +57,7 @@ class S3Writer(ObjectWriter):
 
     def _append(self, view: memoryview) -> None:
         assert self._spool is not None
-        with _naming_spool(self.name):
+        with _translating_spool_errors(self.name):
             self._spool.write(view)
         end = self._position + view.nbytes
         if end >= self._threshold:
@@ -66,7 +66,7 @@ class S3Writer(ObjectWriter):
 
     def _commit(self) -> None:
         whole = self._upload is None and self._position < max(self._threshold, 1)
-        self._store.create_if_absent(self.name, self._metadata, self._put_whole if whole else self._complete)
+        self._store.create_if_absent(self.name, self._metadata, self._put_object if whole else self._complete_upload)
         self._upload = None
         failpoint(Failpoint.S3_PUT_SENT if whole else Failpoint.S3_AFTER_COMPLETE)
 
@@ -79,9 +79,9 @@ class S3Writer(ObjectWriter):
                 self._spool.close()
             self._spool = None
 
-    def _put_whole(self) -> None:
+    def _put_object(self) -> None:
         assert self._spool is not None
-        with _naming_spool(self.name):
+        with _translating_spool_errors(self.name):
             self._spool.seek(0)
         self._store.client.put_object(
             Bucket=self._store.bucket,
@@ -91,7 +91,7 @@ class S3Writer(ObjectWriter):
             Metadata=self._metadata,
         )
 
-    def _complete(self) -> None:
+    def _complete_upload(self) -> None:
         self._send_parts(self._position, self._position)
         assert self._upload is not None
         try:
@@ -105,7 +105,7 @@ class S3Writer(ObjectWriter):
     def _send_parts(self, until: int, written: int) -> None:
         """Pass the parts below offset `until` that were not sent yet to the senders."""
         assert self._spool is not None
-        with _naming_spool(self.name):
+        with _translating_spool_errors(self.name):
             self._spool.flush()
             descriptor = self._spool.fileno()
         if written > MAX_PARTS * self._part_bytes:
@@ -114,11 +114,11 @@ class S3Writer(ObjectWriter):
                 "split it into several objects",
             )
         if self._upload is None:
-            self._upload = _Upload(self._store, self.name, self._metadata, descriptor)
-        self._upload.send(until, self._part_bytes)
+            self._upload = _MultipartUpload(self._store, self.name, self._metadata, descriptor)
+        self._upload.send_parts(until, self._part_bytes)
 
 
-class _Upload:
+class _MultipartUpload:
     """One multipart upload: begun at construction, ended by `complete` or `abort`."""
 
     def __init__(self, store: S3Store, name: str, metadata: dict[str, str], descriptor: int) -> None:
@@ -133,7 +133,7 @@ class _Upload:
         self._parts: list[Future[str]] = []
         self._senders = ThreadPoolExecutor(SENDERS, "s3-part")
 
-    def send(self, until: int, part_bytes: int) -> None:
+    def send_parts(self, until: int, part_bytes: int) -> None:
         while self._sent < until:
             length = min(part_bytes, until - self._sent)
             self._parts.append(self._senders.submit(self._send_part, len(self._parts) + 1, self._sent, length))
@@ -158,7 +158,7 @@ class _Upload:
             self._client.abort_multipart_upload(**self._where)
 
     def _send_part(self, number: int, start: int, length: int) -> str:
-        with _naming_spool(self._name):
+        with _translating_spool_errors(self._name):
             body = os.pread(self._descriptor, length, start)
         if len(body) != length:
             raise Unavailable(
@@ -170,7 +170,7 @@ class _Upload:
 
 
 @contextmanager
-def _naming_spool(name: str) -> Iterator[None]:
+def _translating_spool_errors(name: str) -> Iterator[None]:
     """Turn the system's errors on the temporary file into the project's."""
     try:
         yield

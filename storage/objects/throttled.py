@@ -43,7 +43,7 @@ class RateLimits:
 
 
 class RateLimiter:
-    """A limiter of one direction. `bytes_per_second` None: no limit. Thread-safe.
+    """A limiter of the bytes per second of reads, or of writes. `bytes_per_second` None: no limit. Thread-safe.
 
     Once `stop` is set, no more bytes may be spent.
     """
@@ -137,7 +137,7 @@ class ThrottledStore(ObjectStore):
 
 
 class _ThrottledWriter(ObjectWriter):
-    """A writer that passes its bytes on to another writer, at its pace."""
+    """A writer that passes its bytes on to another writer, as fast as the rate limit allows."""
 
     def __init__(self, target: ObjectWriter, pace: RateLimiter) -> None:
         super().__init__(target.name)

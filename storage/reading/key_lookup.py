@@ -34,7 +34,7 @@ from storage.advice import damaged_object_advice
 from storage.entries.chunk_assembler import join_chunks, row_messages
 from storage.errors import DataLoss, ObjectDamaged, Unavailable
 from storage.ledger import chunk_table
-from storage.ledger.chunk_table import assemble, offsets
+from storage.ledger.chunk_table import assemble_chunk_records, chunk_offsets
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import MAX_RANGE_BITS, HashRange
 from storage.ledger.manifest import Manifest
@@ -161,10 +161,10 @@ class _PointRead:
         if last <= self._horizon:
             tables = self._manifest.chunks if self._manifest is not None else ()
             hash_range = HashRange(int(self._hi) >> (64 - MAX_RANGE_BITS), MAX_RANGE_BITS)
-            chunks = chunk_table.read_tables(self._store, tables, hash_range)
-            assembled = assemble(np.concatenate([chunk_table.empty_chunks(), *chunks]))
+            chunks = chunk_table.read_chunk_tables(self._store, tables, hash_range)
+            assembled = assemble_chunk_records(np.concatenate([chunk_table.empty_chunks(), *chunks]))
         for number in np.flatnonzero(assembled.message_offsets == np.uint64(last)):
-            before: list[int] = offsets(assembled.chunks[assembled.message_numbers == number]).tolist()[:-1]
+            before: list[int] = chunk_offsets(assembled.chunks[assembled.message_numbers == number]).tolist()[:-1]
             return before
         raise ObjectDamaged(
             f"no chunk table has the chunked message of offset {last}, which the index names",

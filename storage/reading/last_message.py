@@ -20,8 +20,16 @@ import numpy as np
 import pyarrow as pa
 
 from storage.ledger import chunk_table, rows
-from storage.ledger.chunk_table import Chunks, Mask, assemble, chunk_mask, chunk_records, offsets, read_ledger_chunks
-from storage.ledger.deletion_bitmap import live_mask, read_deleted
+from storage.ledger.chunk_table import (
+    Chunks,
+    Mask,
+    assemble_chunk_records,
+    chunk_mask,
+    chunk_offsets,
+    chunk_records,
+    read_ledger_chunks,
+)
+from storage.ledger.deletion_bitmap import live_mask, read_deleted_rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import Manifest
@@ -87,7 +95,7 @@ class LastMessageFinder:
                 for table in self._manifest_of(compacted).chunks:
                     if unfinished.may_be_in(table.hash_range):
                         unfinished.add(
-                            self._visible_chunks(chunk_table.read_tables(self._store, [table], table.hash_range))
+                            self._visible_chunks(chunk_table.read_chunk_tables(self._store, [table], table.hash_range))
                         )
         return None if unfinished.best is None else self._raw_message_id(unfinished.best)
 
@@ -99,7 +107,7 @@ class LastMessageFinder:
 
     def _search_ledger(self, ledger: LedgerRecord, first: int, unfinished: _UnfinishedMessages) -> None:
         chunks = read_ledger_chunks(self._store, ledger.index)
-        unfinished.add(chunks[offsets(chunks) >= np.uint64(first)])
+        unfinished.add(chunks[chunk_offsets(chunks) >= np.uint64(first)])
         if unfinished.best is not None:
             if unfinished.best >= ledger.last_offset:  # only its chunks were needed
                 return
@@ -143,7 +151,7 @@ class LastMessageFinder:
         for part in reversed(manifest.parts):
             if retention is not None and retention.hides_all(part):
                 continue
-            reader, deleted = RowsReader(self._store, part.rows), read_deleted(self._store, part)
+            reader, deleted = RowsReader(self._store, part.rows), read_deleted_rows(self._store, part)
             for number in reversed(range(len(reader.groups))):
                 newest = reader.greatest(number, "publish_time")
                 if retention is not None and newest is not None and not retention.shows(part.last.offset, newest):
@@ -167,8 +175,8 @@ class LastMessageFinder:
         is none."""
         last = -1
         for table in manifest.chunks:
-            ends = assemble(
-                self._visible_chunks(chunk_table.read_tables(self._store, [table], table.hash_range))
+            ends = assemble_chunk_records(
+                self._visible_chunks(chunk_table.read_chunk_tables(self._store, [table], table.hash_range))
             ).message_offsets
             last = max(last, int(ends.max()) if len(ends) else -1)
         return last
@@ -179,7 +187,7 @@ class LastMessageFinder:
         retention = self._reader.retention
         if retention is None:
             return candidates
-        visible = offsets(candidates).astype(np.int64) >= retention.start_offset
+        visible = chunk_offsets(candidates).astype(np.int64) >= retention.start_offset
         if retention.not_before_ms is not None:
             visible &= candidates["publish_time"] >= retention.not_before_ms
         return candidates[visible]
@@ -227,7 +235,7 @@ class _UnfinishedMessages:
 
     def may_be_in(self, hash_range: HashRange) -> bool:
         """Return whether a hash range may hold chunks of unfinished messages."""
-        return len(chunk_table.inside(self._chunks, hash_range)) > 0
+        return len(chunk_table.chunks_in_range(self._chunks, hash_range)) > 0
 
     def note_last_plain(self, table: pa.Table) -> bool:
         """Record the last unchunked message of a table of delivered rows as complete; return whether the table has
@@ -254,11 +262,11 @@ class _UnfinishedMessages:
 
         A row before a message's first chunk plays no part in it.
         """
-        assembled = assemble(chunks)
+        assembled = assemble_chunk_records(chunks)
         if len(assembled.message_offsets):
             last = int(assembled.message_offsets.max())
             self.best = last if self.best is None else max(last, self.best)
-        chunks, group, offset = assembled.chunks, assembled.group_numbers, offsets(assembled.chunks)
+        chunks, group, offset = assembled.chunks, assembled.group_numbers, chunk_offsets(assembled.chunks)
         first = np.full(int(group[-1]) + 1, np.iinfo(np.uint64).max)
         begins = chunks["index"] == 0
         np.minimum.at(first, group[begins], offset[begins])
@@ -295,5 +303,5 @@ def _last_chunks(chunks: Chunks) -> Chunks:
 
 def _after_mask(chunks: Chunks, offset: int) -> Mask:
     """Return a mask of the chunks after an offset."""
-    mask: Mask = offsets(chunks) > np.uint64(offset)
+    mask: Mask = chunk_offsets(chunks) > np.uint64(offset)
     return mask

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.ledger import chunk_table, key_index, rows
-from storage.ledger.chunk_table import Chunks, assemble, chunk_records, offsets, read_ledger_chunks
+from storage.ledger.chunk_table import Chunks, assemble_chunk_records, chunk_offsets, chunk_records, read_ledger_chunks
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import MARKER, MAX_RANGE_BITS, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange
 from storage.ledger.manifest import Manifest
@@ -112,7 +112,7 @@ class KeySearch:
         self._chunks: list[Chunks] = []
         self._searched: set[int] = set()
         """Ids of the extents whose chunks are all in `_chunks`."""
-        self.tail_messages = assemble(chunk_table.empty_chunks())
+        self.tail_messages = assemble_chunk_records(chunk_table.empty_chunks())
         """The chunked messages that end after the horizon, for keys that have chunks there."""
 
     def newest(self) -> Mapping[bytes, NewestOffset | None]:
@@ -240,8 +240,8 @@ class KeySearch:
     def _collect_chunks(self, chunks: Chunks) -> None:
         """Keep those chunks that belong to the searched keys and are after the horizon."""
         start = max(self.horizon + 1, self._reader.snapshot.topic.start_offset)
-        own = chunk_table.keyed(chunks) & np.isin(chunks["key_hi"], self._hi)
-        own &= offsets(chunks).astype(np.int64) >= start
+        own = chunk_table.keyed_chunk_mask(chunks) & np.isin(chunks["key_hi"], self._hi)
+        own &= chunk_offsets(chunks).astype(np.int64) >= start
         if own.any():
             self._chunks.append(chunks[own])
 
@@ -250,7 +250,7 @@ class KeySearch:
         if not self._chunks:
             return
         searched = np.concatenate(self._chunks)
-        oldest = int(offsets(searched).min())
+        oldest = int(chunk_offsets(searched).min())
         self._first = 0
         for extent in self._tail_extents():
             if extent.first_offset < oldest and extent.ledger_id not in self._searched:
@@ -266,9 +266,9 @@ class KeySearch:
                 for prefix in np.unique(searched["key_hi"] >> np.uint64(64 - MAX_RANGE_BITS)).tolist():
                     self._raise_if_stopped()
                     hash_range = HashRange(prefix, MAX_RANGE_BITS)
-                    self._chunks += chunk_table.read_tables(self._store, self.manifest.chunks, hash_range)
-        self.tail_messages = assemble(np.unique(np.concatenate(self._chunks)))
-        records = self.tail_messages.records(self.tail_messages.keyed)
+                    self._chunks += chunk_table.read_chunk_tables(self._store, self.manifest.chunks, hash_range)
+        self.tail_messages = assemble_chunk_records(np.unique(np.concatenate(self._chunks)))
+        records = self.tail_messages.index_records(self.tail_messages.keyed_mask)
         for hi, lo, flagged, time in zip(
             records.hi.tolist(), records.lo.tolist(), records.offset.tolist(), _event_times(records), strict=True
         ):

@@ -33,7 +33,7 @@ from pyroaring import BitMap
 
 from storage.errors import DataLoss
 from storage.ledger import rows
-from storage.ledger.deletion_bitmap import live_mask, read_deleted
+from storage.ledger.deletion_bitmap import live_mask, read_deleted_rows
 from storage.ledger.manifest import Manifest, Part, read_manifest
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.seek import NOWHERE, SeekMessageId, SeekOffset, SeekPosition, SeekTime, seek_position_of
@@ -269,7 +269,7 @@ class SnapshotReader:
         if seek.surely_begins_after(part.last) or (self.retention is not None and self.retention.hides_all(part)):
             return
         with naming_compacted_ledger(self.snapshot):
-            for table in self._groups_from(part.rows, seek, read_deleted(self._store, part), part.first.offset):
+            for table in self._groups_from(part.rows, seek, read_deleted_rows(self._store, part), part.first.offset):
                 if len(
                     table := _rows_from(seek, table if self.retention is None else self.retention.visible_rows(table))
                 ):
@@ -333,7 +333,9 @@ class SnapshotReader:
             for part in reversed(manifest.parts):
                 if part.first.offset >= end or (self.retention is not None and self.retention.hides_all(part)):
                     continue
-                for table in self._groups_before(part.rows, end, read_deleted(self._store, part), part.first.offset):
+                for table in self._groups_before(
+                    part.rows, end, read_deleted_rows(self._store, part), part.first.offset
+                ):
                     if len(
                         table := rows_between(
                             table if self.retention is None else self.retention.visible_rows(table), 0, end

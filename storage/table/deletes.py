@@ -38,7 +38,7 @@ _POSITION_DELETES = pa.schema(
 )
 
 
-def encode_vector(positions: BitMap) -> bytes:
+def encode_deletion_vector(positions: BitMap) -> bytes:
     """Return a deletion vector: the blob `deletion-vector-v1` of row positions."""
     optimized = BitMap(positions)
     optimized.run_optimize()
@@ -46,8 +46,11 @@ def encode_vector(positions: BitMap) -> bytes:
     return _LENGTH.pack(len(body)) + body + _LENGTH.pack(zlib.crc32(body))
 
 
-def decode_vector(blob: bytes) -> BitMap:
-    """Return the row positions of a deletion vector that `encode_vector` wrote. Raises ValueError for other bytes."""
+def decode_deletion_vector(blob: bytes) -> BitMap:
+    """Return the row positions of a deletion vector that `encode_deletion_vector` wrote.
+
+    Raises ValueError for other bytes.
+    """
     body, frame = blob[4:-4], 4 + len(VECTOR_MAGIC)
     if len(blob) < frame + len(_ONE_BITMAP) + 4 or blob[:4] != _LENGTH.pack(len(body)):
         raise ValueError("a deletion vector has another length than it states")
@@ -58,7 +61,7 @@ def decode_vector(blob: bytes) -> BitMap:
 
 def encode_puffin(part_uri: str, positions: BitMap) -> tuple[bytes, int, int]:
     """Return a Puffin file with the deletion vector of a part, and the start and length of its blob."""
-    blob = encode_vector(positions)
+    blob = encode_deletion_vector(positions)
     described = {
         "type": "deletion-vector-v1",
         "fields": [_ROW_POSITION_ID],
@@ -75,7 +78,7 @@ def encode_puffin(part_uri: str, positions: BitMap) -> tuple[bytes, int, int]:
 
 def encode_position_deletes(part_uri: str, positions: BitMap) -> bytes:
     """Return a Parquet file of position deletes of a part, ascending."""
-    rows = _numbers(positions)
+    rows = _position_array(positions)
     columns = [pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), [part_uri]), pa.array(rows)]
     table = pa.Table.from_arrays([columns[0].cast(pa.string()), columns[1]], schema=_POSITION_DELETES)
     sink = io.BytesIO()
@@ -90,5 +93,5 @@ def decode_position_deletes(data: bytes) -> BitMap:
     return BitMap(positions.astype(np.uint32))
 
 
-def _numbers(positions: BitMap) -> npt.NDArray[np.int64]:
+def _position_array(positions: BitMap) -> npt.NDArray[np.int64]:
     return np.frombuffer(positions.to_array(), dtype=np.uint32).astype(np.int64)

@@ -33,7 +33,7 @@ from storage.slices import I64
 from storage.table.schema import NUMBERS, SHOWN
 
 
-def unshown_rows(store: ObjectStore, reader: RowsReader) -> BitMap:
+def positions_of_unshown_rows(store: ObjectStore, reader: RowsReader) -> BitMap:
     """Return the positions of retained tombstones, and of rows that are no message by themselves.
 
     Reads nothing of row groups whose statistics tell it. Where only tombstones are hidden, it reads only the column of
@@ -51,38 +51,40 @@ def unshown_rows(store: ObjectStore, reader: RowsReader) -> BitMap:
             hidden.add_range(int(starts[number]), int(starts[number]) + group.rows)
         else:
             mixed.append(number)
-    for number, column in zip(with_tombstones, _columns(store, reader, "retained_at", with_tombstones), strict=True):
-        hidden |= _positions(np.asarray(column.is_valid()), starts[number])
+    for number, column in zip(
+        with_tombstones, _read_column(store, reader, "retained_at", with_tombstones), strict=True
+    ):
+        hidden |= _positions_of_mask(np.asarray(column.is_valid()), starts[number])
     reader.announce_row_groups(mixed, ahead=True)
     for number in mixed:
         table = reader.read(number, ["slot", "retained_at"])
         mask = table.column("slot").to_numpy() != rows.RowType.MESSAGE
-        hidden |= _positions(mask | np.asarray(table.column("retained_at").is_valid()), starts[number])
+        hidden |= _positions_of_mask(mask | np.asarray(table.column("retained_at").is_valid()), starts[number])
     return hidden
 
 
-def _positions(mask: npt.NDArray[np.bool_], start: np.int64) -> BitMap:
+def _positions_of_mask(mask: npt.NDArray[np.bool_], start: np.int64) -> BitMap:
     return BitMap((np.flatnonzero(mask) + start).astype(np.uint32))
 
 
-def positions_of(store: ObjectStore, reader: RowsReader, offsets: I64) -> BitMap:
+def positions_of_offsets(store: ObjectStore, reader: RowsReader, offsets: I64) -> BitMap:
     """Return the positions of rows by their offsets, which ascend. Raises ObjectDamaged if one has no row."""
     positions = BitMap()
     starts = _first_positions(reader)
     firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
     ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
     if sum(ends) - sum(firsts) != len(offsets):
-        raise _wrong_column(reader, "offset")
+        raise _wrong_column_error(reader, "offset")
     spans = {number: span for number, span in enumerate(zip(firsts, ends, strict=True)) if span[0] < span[1]}
     sparse = [number for number in spans if _has_gaps(reader, number)]
-    columns = _offset_columns(store, reader, sparse)
+    columns = _read_offset_columns(store, reader, sparse)
     for number, (first, end) in spans.items():
         requested = offsets[first:end]
         if _has_gaps(reader, number):
             present = next(columns)
             within = np.searchsorted(present, requested)
             if np.any(present[np.minimum(within, len(present) - 1)] != requested):
-                raise _wrong_column(reader, "offset")
+                raise _wrong_column_error(reader, "offset")
         else:
             within = requested - reader.groups[number].first_offset
         positions |= BitMap((within + starts[number]).astype(np.uint32))
@@ -94,20 +96,23 @@ def _has_gaps(reader: RowsReader, number: int) -> bool:
     return group.last_offset - group.first_offset + 1 != group.rows
 
 
-def _offset_columns(store: ObjectStore, reader: RowsReader, groups: list[int]) -> Iterator[I64]:
+def _read_offset_columns(store: ObjectStore, reader: RowsReader, groups: list[int]) -> Iterator[I64]:
     """Yield the offsets of all rows of row groups, in order."""
-    for column in _columns(store, reader, "offset", groups):
+    for column in _read_column(store, reader, "offset", groups):
         offsets = np.asarray(column.to_numpy(), dtype=np.int64)
         if np.any(offsets[1:] <= offsets[:-1]):
-            raise _wrong_column(reader, "offset")
+            raise _wrong_column_error(reader, "offset")
         yield offsets
 
 
-def _columns(store: ObjectStore, reader: RowsReader, name: str, groups: list[int]) -> Iterator[pa.ChunkedArray]:
-    """Yield a column of row groups, in order, without reading others. Its statistics are those of the footer."""
+def _read_column(store: ObjectStore, reader: RowsReader, name: str, groups: list[int]) -> Iterator[pa.ChunkedArray]:
+    """Read one column of row groups, without the others, and yield it for each, in order.
+
+    Raises ObjectDamaged if the column differs from the statistics in the footer.
+    """
     window = LoadedRange(reader.stored.size)
     file = pq.ParquetFile(pa.PythonFile(window, mode="r"), metadata=reader.metadata, pre_buffer=False)
-    chunks = [_chunk(reader, number, name) for number in groups]
+    chunks = [_column_chunk(reader, number, name) for number in groups]
     reads = (
         partial(store.get, reader.stored.name, chunk.data_page_offset, chunk.total_compressed_size) for chunk in chunks
     )
@@ -116,15 +121,15 @@ def _columns(store: ObjectStore, reader: RowsReader, name: str, groups: list[int
         try:
             column = file.read_row_group(number, columns=[name], use_threads=False).column(name)
         except (OSError, pa.ArrowException) as error:
-            raise _wrong_column(reader, name) from error
+            raise _wrong_column_error(reader, name) from error
         known, bounds = chunk.statistics, pc.min_max(column).as_py()
         expected = (reader.groups[number].rows, known.null_count, known.min, known.max)
         if (len(column), column.null_count, bounds["min"], bounds["max"]) != expected:
-            raise _wrong_column(reader, name)
+            raise _wrong_column_error(reader, name)
         yield column
 
 
-def _chunk(reader: RowsReader, number: int, name: str) -> Any:
+def _column_chunk(reader: RowsReader, number: int, name: str) -> Any:
     group = reader.metadata.row_group(number)
     return next(
         group.column(position) for position in range(group.num_columns) if group.column(position).path_in_schema == name
@@ -137,7 +142,7 @@ def _first_positions(reader: RowsReader) -> I64:
     return np.cumsum(counts)[:-1]
 
 
-def _wrong_column(reader: RowsReader, column: str) -> ObjectDamaged:
+def _wrong_column_error(reader: RowsReader, column: str) -> ObjectDamaged:
     name = reader.stored.name
     return ObjectDamaged(
         f"the column {column} of {name} is not what its footer and its deleted rows state",
@@ -146,7 +151,7 @@ def _wrong_column(reader: RowsReader, column: str) -> ObjectDamaged:
     )
 
 
-def statistics(reader: RowsReader) -> dict[str, Any]:
+def part_statistics(reader: RowsReader) -> dict[str, Any]:
     """Return the statistics of a part for its entry in a manifest, by the footer.
 
     Sizes, counts and nulls of the table's columns, by field id, bounds of its numbers, and the starts of row groups.
@@ -178,18 +183,18 @@ def statistics(reader: RowsReader) -> dict[str, Any]:
                 upper[field_id] = max(upper.get(field_id, known.max), known.max)
     widths = {rows.FIELD_IDS[name]: 8 if kind == "long" else 4 for name, kind in NUMBERS.items()}
     return {
-        "column_sizes": _pairs(sizes),
-        "value_counts": _pairs(counts),
-        "null_value_counts": _pairs(nulls),
-        "lower_bounds": _pairs(
+        "column_sizes": _key_value_pairs(sizes),
+        "value_counts": _key_value_pairs(counts),
+        "null_value_counts": _key_value_pairs(nulls),
+        "lower_bounds": _key_value_pairs(
             {key: value.to_bytes(widths[key], "little", signed=True) for key, value in lower.items()}
         ),
-        "upper_bounds": _pairs(
+        "upper_bounds": _key_value_pairs(
             {key: value.to_bytes(widths[key], "little", signed=True) for key, value in upper.items()}
         ),
         "split_offsets": starts,
     }
 
 
-def _pairs(values: dict[int, Any]) -> list[dict[str, Any]]:
+def _key_value_pairs(values: dict[int, Any]) -> list[dict[str, Any]]:
     return [{"key": key, "value": value} for key, value in sorted(values.items())]

@@ -23,14 +23,14 @@ from typing import Any
 from storage.table.schema import SCHEMA, SCHEMA_ID
 
 
-class Content(IntEnum):
+class ManifestContent(IntEnum):
     """The content of a manifest, and of the files in it."""
 
     DATA = 0
     DELETES = 1
 
 
-class Status(IntEnum):
+class EntryStatus(IntEnum):
     """The status of a file in the snapshot of its manifest."""
 
     EXISTING = 0
@@ -39,21 +39,21 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """A file in a manifest. `snapshot_id`: of the snapshot that added or deleted it.
 
     `sequence_number`: of the snapshot that added it; None: the one that writes the manifest. `file`: Iceberg's record
     `data_file`.
     """
 
-    status: Status
+    status: EntryStatus
     snapshot_id: int
     sequence_number: int | None
     file: Mapping[str, Any]
 
     @property
-    def records(self) -> int:
-        """The number of rows of the file: of a deletion vector, of positions."""
+    def record_count(self) -> int:
+        """The number of rows of the data file, or of hidden rows of the delete file."""
         return int(self.file["record_count"])
 
 
@@ -69,61 +69,61 @@ class ManifestFile:
         return str(self.record["manifest_path"])
 
     @property
-    def content(self) -> Content:
+    def content(self) -> ManifestContent:
         """The content of the manifest."""
-        return Content(self.record["content"])
+        return ManifestContent(self.record["content"])
 
 
-def _field(name: str, kind: Any, field_id: int, *, optional: bool = False) -> dict[str, Any]:
+def _avro_field(name: str, kind: Any, field_id: int, *, optional: bool = False) -> dict[str, Any]:
     if optional:
         return {"name": name, "type": ["null", kind], "default": None, "field-id": field_id}
     return {"name": name, "type": kind, "field-id": field_id}
 
 
-def _map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
+def _avro_map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
     """Return the type of a map with integer keys: Avro's own maps have texts as keys."""
-    fields = [_field("key", "int", key_id), _field("value", value, value_id)]
+    fields = [_avro_field("key", "int", key_id), _avro_field("value", value, value_id)]
     pair = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": fields}
     return {"type": "array", "logicalType": "map", "items": pair}
 
 
-def _entry_schema(format_version: int) -> dict[str, Any]:
+def _manifest_entry_schema(format_version: int) -> dict[str, Any]:
     is_v3 = format_version >= 3
     file = [
-        _field("content", "int", 134),
-        _field("file_path", "string", 100),
-        _field("file_format", "string", 101),
-        _field("partition", {"type": "record", "name": "r102", "fields": []}, 102),
-        _field("record_count", "long", 103),
-        _field("file_size_in_bytes", "long", 104),
-        _field("column_sizes", _map(117, 118, "long"), 108, optional=True),
-        _field("value_counts", _map(119, 120, "long"), 109, optional=True),
-        _field("null_value_counts", _map(121, 122, "long"), 110, optional=True),
-        _field("lower_bounds", _map(126, 127, "bytes"), 125, optional=True),
-        _field("upper_bounds", _map(129, 130, "bytes"), 128, optional=True),
-        _field("split_offsets", {"type": "array", "items": "long", "element-id": 133}, 132, optional=True),
-        _field("sort_order_id", "int", 140, optional=True),
-        *([_field("first_row_id", "long", 142, optional=True)] if is_v3 else []),
-        _field("referenced_data_file", "string", 143, optional=True),
-        *([_field("content_offset", "long", 144, optional=True)] if is_v3 else []),
-        *([_field("content_size_in_bytes", "long", 145, optional=True)] if is_v3 else []),
+        _avro_field("content", "int", 134),
+        _avro_field("file_path", "string", 100),
+        _avro_field("file_format", "string", 101),
+        _avro_field("partition", {"type": "record", "name": "r102", "fields": []}, 102),
+        _avro_field("record_count", "long", 103),
+        _avro_field("file_size_in_bytes", "long", 104),
+        _avro_field("column_sizes", _avro_map(117, 118, "long"), 108, optional=True),
+        _avro_field("value_counts", _avro_map(119, 120, "long"), 109, optional=True),
+        _avro_field("null_value_counts", _avro_map(121, 122, "long"), 110, optional=True),
+        _avro_field("lower_bounds", _avro_map(126, 127, "bytes"), 125, optional=True),
+        _avro_field("upper_bounds", _avro_map(129, 130, "bytes"), 128, optional=True),
+        _avro_field("split_offsets", {"type": "array", "items": "long", "element-id": 133}, 132, optional=True),
+        _avro_field("sort_order_id", "int", 140, optional=True),
+        *([_avro_field("first_row_id", "long", 142, optional=True)] if is_v3 else []),
+        _avro_field("referenced_data_file", "string", 143, optional=True),
+        *([_avro_field("content_offset", "long", 144, optional=True)] if is_v3 else []),
+        *([_avro_field("content_size_in_bytes", "long", 145, optional=True)] if is_v3 else []),
     ]
     entry = [
-        _field("status", "int", 0),
-        _field("snapshot_id", "long", 1, optional=True),
-        _field("sequence_number", "long", 3, optional=True),
-        _field("file_sequence_number", "long", 4, optional=True),
-        _field("data_file", {"type": "record", "name": "r2", "fields": file}, 2),
+        _avro_field("status", "int", 0),
+        _avro_field("snapshot_id", "long", 1, optional=True),
+        _avro_field("sequence_number", "long", 3, optional=True),
+        _avro_field("file_sequence_number", "long", 4, optional=True),
+        _avro_field("data_file", {"type": "record", "name": "r2", "fields": file}, 2),
     ]
     return {"type": "record", "name": "manifest_entry", "fields": entry}
 
 
-def _list_schema(format_version: int) -> dict[str, Any]:
+def _manifest_list_schema(format_version: int) -> dict[str, Any]:
     summary = [
-        _field("contains_null", "boolean", 509),
-        _field("contains_nan", "boolean", 518, optional=True),
-        _field("lower_bound", "bytes", 510, optional=True),
-        _field("upper_bound", "bytes", 511, optional=True),
+        _avro_field("contains_null", "boolean", 509),
+        _avro_field("contains_nan", "boolean", 518, optional=True),
+        _avro_field("lower_bound", "bytes", 510, optional=True),
+        _avro_field("upper_bound", "bytes", 511, optional=True),
     ]
     partitions = {
         "type": "array",
@@ -131,26 +131,26 @@ def _list_schema(format_version: int) -> dict[str, Any]:
         "items": {"type": "record", "name": "r508", "fields": summary},
     }
     fields = [
-        _field("manifest_path", "string", 500),
-        _field("manifest_length", "long", 501),
-        _field("partition_spec_id", "int", 502),
-        _field("content", "int", 517),
-        _field("sequence_number", "long", 515),
-        _field("min_sequence_number", "long", 516),
-        _field("added_snapshot_id", "long", 503),
-        _field("added_files_count", "int", 504),
-        _field("existing_files_count", "int", 505),
-        _field("deleted_files_count", "int", 506),
-        _field("added_rows_count", "long", 512),
-        _field("existing_rows_count", "long", 513),
-        _field("deleted_rows_count", "long", 514),
-        _field("partitions", partitions, 507, optional=True),
-        *([_field("first_row_id", "long", 520, optional=True)] if format_version >= 3 else []),
+        _avro_field("manifest_path", "string", 500),
+        _avro_field("manifest_length", "long", 501),
+        _avro_field("partition_spec_id", "int", 502),
+        _avro_field("content", "int", 517),
+        _avro_field("sequence_number", "long", 515),
+        _avro_field("min_sequence_number", "long", 516),
+        _avro_field("added_snapshot_id", "long", 503),
+        _avro_field("added_files_count", "int", 504),
+        _avro_field("existing_files_count", "int", 505),
+        _avro_field("deleted_files_count", "int", 506),
+        _avro_field("added_rows_count", "long", 512),
+        _avro_field("existing_rows_count", "long", 513),
+        _avro_field("deleted_rows_count", "long", 514),
+        _avro_field("partitions", partitions, 507, optional=True),
+        *([_avro_field("first_row_id", "long", 520, optional=True)] if format_version >= 3 else []),
     ]
     return {"type": "record", "name": "manifest_file", "fields": fields}
 
 
-def encode_manifest(format_version: int, content: Content, entries: Sequence[Entry]) -> bytes:
+def encode_manifest(format_version: int, content: ManifestContent, entries: Sequence[ManifestEntry]) -> bytes:
     """Return the bytes of a manifest."""
     header = {
         "schema": json.dumps(dict(SCHEMA)),
@@ -170,7 +170,7 @@ def encode_manifest(format_version: int, content: Content, entries: Sequence[Ent
         }
         for entry in entries
     ]
-    return _encode(_entry_schema(format_version), records, header)
+    return _encode_avro(_manifest_entry_schema(format_version), records, header)
 
 
 def encode_manifest_list(
@@ -190,26 +190,26 @@ def encode_manifest_list(
     }
     if format_version >= 3:
         header["first-row-id"] = first_row_id
-    return _encode(_list_schema(format_version), [manifest.record for manifest in manifests], header)
+    return _encode_avro(_manifest_list_schema(format_version), [manifest.record for manifest in manifests], header)
 
 
 def manifest_file(
     uri: str,
     size: int,
-    content: Content,
+    content: ManifestContent,
     snapshot_id: int,
     sequence_number: int,
     first_row_id: int | None,
-    entries: Sequence[Entry],
+    entries: Sequence[ManifestEntry],
 ) -> ManifestFile:
     """Return the entry of a new manifest in the list of the snapshot that writes it.
 
     `first_row_id`: of the first row of the added files; None: the manifest has none.
     """
-    by_status = {status: [entry for entry in entries if entry.status is status] for status in Status}
+    by_status = {status: [entry for entry in entries if entry.status is status] for status in EntryStatus}
     files = {status: len(each) for status, each in by_status.items()}
-    records = {status: sum(entry.records for entry in each) for status, each in by_status.items()}
-    live = [entry for entry in entries if entry.status is not Status.DELETED]
+    records = {status: sum(entry.record_count for entry in each) for status, each in by_status.items()}
+    live = [entry for entry in entries if entry.status is not EntryStatus.DELETED]
     sequences = [sequence_number if entry.sequence_number is None else entry.sequence_number for entry in live]
     return ManifestFile(
         {
@@ -220,12 +220,12 @@ def manifest_file(
             "sequence_number": sequence_number,
             "min_sequence_number": min(sequences, default=sequence_number),
             "added_snapshot_id": snapshot_id,
-            "added_files_count": files[Status.ADDED],
-            "existing_files_count": files[Status.EXISTING],
-            "deleted_files_count": files[Status.DELETED],
-            "added_rows_count": records[Status.ADDED],
-            "existing_rows_count": records[Status.EXISTING],
-            "deleted_rows_count": records[Status.DELETED],
+            "added_files_count": files[EntryStatus.ADDED],
+            "existing_files_count": files[EntryStatus.EXISTING],
+            "deleted_files_count": files[EntryStatus.DELETED],
+            "added_rows_count": records[EntryStatus.ADDED],
+            "existing_rows_count": records[EntryStatus.EXISTING],
+            "deleted_rows_count": records[EntryStatus.DELETED],
             "partitions": None,
             "first_row_id": first_row_id,
         }
@@ -234,27 +234,29 @@ def manifest_file(
 
 def decode_manifest_list(data: bytes) -> list[ManifestFile]:
     """Return the manifests of a snapshot. Raises ValueError."""
-    return [ManifestFile(record) for record in _decode(data)]
+    return [ManifestFile(record) for record in _decode_avro(data)]
 
 
-def decode_manifest(data: bytes, listed: ManifestFile) -> list[Entry]:
+def decode_manifest(data: bytes, listed: ManifestFile) -> list[ManifestEntry]:
     """Return the live files of a manifest, as EXISTING. `listed`: its record in its list. Raises ValueError."""
     entries = []
     next_row_id = listed.record.get("first_row_id")
-    for record in _decode(data):
-        entry = Entry(Status(record["status"]), record["snapshot_id"], record["sequence_number"], record["data_file"])
-        if entry.status is Status.DELETED:
+    for record in _decode_avro(data):
+        entry = ManifestEntry(
+            EntryStatus(record["status"]), record["snapshot_id"], record["sequence_number"], record["data_file"]
+        )
+        if entry.status is EntryStatus.DELETED:
             continue
         if entry.sequence_number is None:
             entry = replace(entry, sequence_number=int(listed.record["sequence_number"]))
-        if listed.content is Content.DATA and next_row_id is not None and entry.file["first_row_id"] is None:
+        if listed.content is ManifestContent.DATA and next_row_id is not None and entry.file["first_row_id"] is None:
             entry = replace(entry, file={**entry.file, "first_row_id": next_row_id})
-            next_row_id += entry.records
-        entries.append(replace(entry, status=Status.EXISTING))
+            next_row_id += entry.record_count
+        entries.append(replace(entry, status=EntryStatus.EXISTING))
     return entries
 
 
-def _encode(schema: dict[str, Any], records: Sequence[Mapping[str, Any]], header: Mapping[str, Any]) -> bytes:
+def _encode_avro(schema: dict[str, Any], records: Sequence[Mapping[str, Any]], header: Mapping[str, Any]) -> bytes:
     import fastavro  # it takes 0.2 s, which only processes with tables spend
 
     metadata = {name: str(value) for name, value in header.items()}
@@ -267,7 +269,7 @@ def _encode(schema: dict[str, Any], records: Sequence[Mapping[str, Any]], header
     return sink.getvalue()
 
 
-def _decode(data: bytes) -> list[dict[str, Any]]:
+def _decode_avro(data: bytes) -> list[dict[str, Any]]:
     import fastavro
 
     try:

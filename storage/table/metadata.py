@@ -72,7 +72,7 @@ class TableMetadata:
         return snapshots
 
     @property
-    def current(self) -> Mapping[str, Any]:
+    def current_snapshot(self) -> Mapping[str, Any]:
         """The current snapshot."""
         return next(each for each in self.snapshots if each["snapshot-id"] == self.snapshot_id)
 
@@ -82,7 +82,7 @@ class TableMetadata:
         return int(self.document.get("next-row-id", 0))
 
 
-def first_metadata(format_version: int, topic: str, topic_uid: str, location: str) -> TableMetadata:
+def initial_metadata(format_version: int, topic: str, topic_uid: str, location: str) -> TableMetadata:
     """Return the metadata of a table without snapshots, which no catalog hands out. `location`: the URI of all objects.
 
     The table's uuid is the topic's uid, so a topic that is created again under its name is another table.

@@ -39,7 +39,7 @@ LAST_COLUMN_ID = max(rows.FIELD_IDS.values())
 """The ids of columns that are not shown are taken, too."""
 
 
-def _type(name: str, kind: str) -> Any:
+def _iceberg_type(name: str, kind: str) -> Any:
     if kind != "map":
         return kind
     key, value = (rows.FIELD_IDS[f"{name}.{leaf}"] for leaf in ("key", "value"))
@@ -63,7 +63,7 @@ SCHEMA: Mapping[str, Any] = MappingProxyType(
                 "id": rows.FIELD_IDS[name],
                 "name": name,
                 "required": not rows.SCHEMA.field(name).nullable,
-                "type": _type(name, kind),
+                "type": _iceberg_type(name, kind),
             }
             for name, kind in SHOWN.items()
         ],
@@ -72,7 +72,7 @@ SCHEMA: Mapping[str, Any] = MappingProxyType(
 """The schema as table metadata has it. Offsets identify rows; keys cannot, as a key may be null."""
 
 
-def _mapped(name: str) -> dict[str, Any]:
+def _name_mapping_of(name: str) -> dict[str, Any]:
     column: dict[str, Any] = {"field-id": rows.FIELD_IDS[name], "names": [name]}
     if SHOWN.get(name) == "map":
         column["fields"] = [
@@ -81,5 +81,5 @@ def _mapped(name: str) -> dict[str, Any]:
     return column
 
 
-NAME_MAPPING = [_mapped(name) for name in rows.SCHEMA.names]
+NAME_MAPPING = [_name_mapping_of(name) for name in rows.SCHEMA.names]
 """The name mapping as the table's property `schema.name-mapping.default` has it."""

@@ -153,7 +153,7 @@ def test_the_page_reads_the_index_of_any_hash_range(object_store: ObjectStore, t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "FENCE_RECORDS", 2)
         for prefix in range(2**bits):
-            inside = HashRange(prefix, bits).narrow(whole.hi)
+            inside = HashRange(prefix, bits).slice_of(whole.hi)
             part = IndexRecords(*(column if column is None else column[inside] for column in vars(whole).values()))
             data, created = key_index.encode_index(part, HashRange(prefix, bits))
             directory = read_directory(created.encode())

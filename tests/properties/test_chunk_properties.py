@@ -21,7 +21,7 @@ from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.verify import Verifier
 from storage.entries.chunk_assembler import assemble_chunks, row_messages
 from storage.ledger import chunk_table
-from storage.ledger.chunk_table import PENDING, STALE, assemble, chunk_records, offsets
+from storage.ledger.chunk_table import PENDING, STALE, assemble_chunk_records, chunk_offsets, chunk_records
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import NO_EVENT_TIME, HashRange
 from storage.ledger.manifest import Manifest, read_manifest
@@ -72,23 +72,24 @@ def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str
     messages, rows_of, pending = reference.assemble_messages(stored_rows)
     assert list(assemble_chunks(stored_rows)) == messages
 
-    created = assemble(chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))[::-1])
+    records = chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))
+    created = assemble_chunk_records(records[::-1])
     chunked = [message for message in messages if stored_rows[message.offset - 100].is_chunk]
     assert sorted(created.message_offsets.tolist()) == [item.offset for item in chunked]
     for number, (at, empty) in enumerate(zip(created.last_chunks, created.empty, strict=True)):
         own_chunks = created.chunks[created.message_numbers == number]
-        (message,) = [item for item in chunked if item.offset == offsets(created.chunks[at : at + 1])[0]]
-        assert offsets(own_chunks).tolist() == [row.offset for row in rows_of[message.offset]]
+        (message,) = [item for item in chunked if item.offset == chunk_offsets(created.chunks[at : at + 1])[0]]
+        assert chunk_offsets(own_chunks).tolist() == [row.offset for row in rows_of[message.offset]]
         assert empty == (not message.payload)
         event_time = created.chunks["event_time"][created.first_chunks[number]]
         assert (None if event_time == NO_EVENT_TIME else event_time) == message.event_time
     carried = sorted(row.offset for group in pending for row in group)
-    assert sorted(offsets(created.chunks[created.message_numbers == PENDING])) == carried
+    assert sorted(chunk_offsets(created.chunks[created.message_numbers == PENDING])) == carried
     everyone = sorted(
         [
             *carried,
-            *offsets(created.chunks[created.message_numbers >= 0]),
-            *offsets(created.chunks[created.message_numbers == STALE]),
+            *chunk_offsets(created.chunks[created.message_numbers >= 0]),
+            *chunk_offsets(created.chunks[created.message_numbers == STALE]),
         ]
     )
     assert everyone == [row.offset for row in stored_rows if row.is_chunk]
@@ -165,13 +166,15 @@ def compare(bench: Workbench, topic: Topic, state: reference.ReferenceLedger, ho
     assert (manifest.keys, manifest.tombstones) == (len(keyed) - len(state.retained_at), len(state.retained_at))
     assert manifest.dropped_to == state.dropped_to
     assert manifest.messages == len(state.messages)
-    tables = [chunk_table.empty_chunks(), *chunk_table.read_tables(bench.store, manifest.chunks, HashRange())]
+    tables = [chunk_table.empty_chunks(), *chunk_table.read_chunk_tables(bench.store, manifest.chunks, HashRange())]
     chunks = np.concatenate(tables)
-    assert sorted(offsets(chunks)) == [row.offset for row in state.messages if row.is_chunk]
-    assert all(len(table) == location.records > 0 for table, location in zip(tables[1:], manifest.chunks, strict=True))
+    assert sorted(chunk_offsets(chunks)) == [row.offset for row in state.messages if row.is_chunk]
+    sizes = [table.record_count for table in manifest.chunks]
+    assert [len(table) for table in tables[1:]] == sizes
+    assert all(size > 0 for size in sizes)
     assert sum(chunk.pending for chunk in manifest.chunks) == sum(map(len, pending))
     kept = chunks[chunks["retained_at"] != NO_EVENT_TIME]
-    times = dict(zip(offsets(kept).tolist(), kept["retained_at"].tolist(), strict=True))
+    times = dict(zip(chunk_offsets(kept).tolist(), kept["retained_at"].tolist(), strict=True))
     assert retained_at(topic, horizon) | times == state.retained_at
 
 

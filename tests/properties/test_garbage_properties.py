@@ -170,7 +170,7 @@ class Schedule:
         for compacted in snapshot.compacted:
             retired_at = compacted.retired_at
             if retired_at is None or now - retired_at < GRACE_MS or compacted.ledger_id in pinned:
-                needed |= {compacted.manifest.name} | read_manifest(self.bench.store, compacted.manifest).objects
+                needed |= {compacted.manifest.name} | read_manifest(self.bench.store, compacted.manifest).object_names
         ended = {attempt.attempt_id: attempt.finished_at for attempt in snapshot.attempts}
         for name in self.listed():
             parsed = names.parse(name)

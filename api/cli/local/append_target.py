@@ -57,7 +57,7 @@ class AppendTarget:
         existing = self._environment.metadata.topics.by_names([self._name]).get(self._name)
         record = existing or names.ensure_with_namespace(self._environment, self._name)
         self._is_new = existing is None
-        BacklogLimits(self._environment).check(record)
+        BacklogLimits(self._environment).check_accepts_messages(record)
         self.topic = OpenTopic(self._environment, record)
 
     @contextmanager

@@ -233,7 +233,7 @@ class _CompactionCommand:
         `for_a_run`: a paused topic is refused, and unsealed messages are new, since the claim seals them (P2).
         """
         from compactor.batch import Outcome
-        from compactor.two_phase import nothing_new
+        from compactor.two_phase import has_nothing_new
         from storage.metadata.compaction_control_rows import check_not_paused
 
         environment = self.environment
@@ -246,7 +246,9 @@ class _CompactionCommand:
                 if for_a_run:
                     check_not_paused(snapshot.topic, environment.metadata.compaction_control.get(snapshot.topic.id))
                 policies = self._run_policies(snapshot.topic)
-                new = not nothing_new(environment.metadata, environment.store, environment.clock, snapshot, policies)
+                new = not has_nothing_new(
+                    environment.metadata, environment.store, environment.clock, snapshot, policies
+                )
                 new = new or (for_a_run and _has_unsealed_messages(topic, snapshot))
                 engine = environment.metadata.policies.resolve_policies(snapshot.topic).policies.compaction_topic_engine
             except (Unavailable, Misconfigured):

@@ -79,9 +79,9 @@ class PhaseLine(LiveLine):
     def begin_phase(self, name: str, tasks: int, messages: int) -> None:
         self._name, self._tasks, self._messages = name, tasks, messages
         self._started = time.perf_counter()
-        self.done(0)
+        self.report_done_tasks(0)
 
-    def done(self, tasks: int) -> None:
+    def report_done_tasks(self, tasks: int) -> None:
         seconds = time.perf_counter() - self._started
         line = f"{self._name}: {tasks}/{self._tasks} tasks, {seconds:.0f} s"
         if tasks and seconds > 0:  # the first task to end gives the first rate

@@ -23,7 +23,7 @@ def show_table_location(context: typer.Context, topic: Topic, output: Output = O
 
     with open_for_reading(context.obj) as environment:
         table = tables.table_of(environment, topic)
-    snapshot = table.metadata.current
+    snapshot = table.metadata.current_snapshot
     summary = snapshot["summary"]
     rows = int(summary["total-records"]) - int(summary["total-position-deletes"])
     error = table.error.worded(OPERATOR_WORDING) if table.error else None

@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 class InsteadOfSpark(InProcessEngine):
     """An engine that is closed as one on a session of its own is."""
 
-    choice = "instead of Spark"
+    engine_choice = "instead of Spark"
 
     def close(self) -> None:
         return

@@ -16,7 +16,7 @@ from api.cli.local.opening import open_topic
 from api.components import open_environment
 from api.settings.settings import Settings
 from compactor.engines.engine import TaskFailure
-from compactor.two_phase import nothing_new
+from compactor.two_phase import has_nothing_new
 from storage.errors import Misconfigured
 from storage.metadata.records import RunState
 from storage.metadata.store import MetadataStore
@@ -191,13 +191,13 @@ def test_a_topic_that_is_deleted_after_its_check_fails_alone(
     program: Program, topics: tuple[str, ...], engine: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(metadata: MetadataStore, *arguments: Any) -> bool:
-        nothing = nothing_new(metadata, *arguments)
+        nothing = has_nothing_new(metadata, *arguments)
         snapshot = arguments[-2]
         if snapshot.topic.name == TopicName.parse("b"):
             metadata.tenancy.delete_topic(snapshot.topic.id)
         return nothing
 
-    monkeypatch.setattr("compactor.two_phase.nothing_new", check)
+    monkeypatch.setattr("compactor.two_phase.has_nothing_new", check)
     result = program("compact-topic", "a", "b", topics[2])
     assert (result.exit_code, len(result.lines)) == (3, 2)
     assert result.stderr.startswith("compactor: ")
@@ -379,7 +379,7 @@ def test_the_live_line_goes_on_while_no_task_ends() -> None:
     line = PhaseLine(output)
     line.begin_phase("phase one", 4, 1000)
     assert output.getvalue().endswith("phase one: 0/4 tasks, 0 s"), "no rate is known yet"
-    line.done(2)
+    line.report_done_tasks(2)
     assert "phase one: 2/4 tasks, " in output.getvalue()
     assert output.getvalue().endswith(" messages/s")
     line.end()

@@ -19,7 +19,7 @@ import compactor.engines.spark
 import storage.clock
 from api.components import open_environment
 from api.settings.settings import Settings
-from compactor.engines.auto import in_process_bytes
+from compactor.engines.auto import default_in_process_limit
 from compactor.engines.cluster import local_parallelism
 from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
@@ -276,8 +276,8 @@ def test_the_engine_of_a_topic_is_its_policy_unless_the_option_is_given(
         assert [report["topic"].rpartition("/")[2] for report in reports] == list(topics)
         return [report["statistics"]["engine"] for report in reports]
 
-    small = f"in-process: 0.0 MiB, below {in_process_bytes(local_parallelism('local[*]')) >> 20} MiB"
-    assert engines() == [small, InsteadOfSpark.choice, small]
+    small = f"in-process: 0.0 MiB, below {default_in_process_limit(local_parallelism('local[*]')) >> 20} MiB"
+    assert engines() == [small, InsteadOfSpark.engine_choice, small]
     assert opened == ["local[*]"]
     for topic in topics:
         program("import", topic, str(write_lines(folder / "one.jsonl", {"key": "k", "value": "2"}))).done()

@@ -231,7 +231,7 @@ def check_garbage(database_url: str, store_url: str, endpoint: str, log: Path) -
             references = metadata.pins.gc_snapshot(topic.id)
             referenced |= {name for ledger in references.ledgers for name in (ledger.rows.name, ledger.index.name)}
             for compacted in references.compacted:
-                referenced |= read_manifest(store, compacted.manifest).objects | {compacted.manifest.name}
+                referenced |= read_manifest(store, compacted.manifest).object_names | {compacted.manifest.name}
         remaining = {info.name for info in store.list("topics/")}
         if remaining != referenced:
             missing, extra = sorted(referenced - remaining)[:10], sorted(remaining - referenced)[:10]

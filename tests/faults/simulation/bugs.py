@@ -123,25 +123,25 @@ def _garbage_of_anybody(self: GarbageCollector, listed: Any, referenced: Any, *_
 
 
 def _references_of_serving(self: GarbageCollector, snapshot: Any, kept: Any) -> set[str]:
-    return _references(self, snapshot, [item for item in kept if item.retired_at is None])
+    return _referenced_names(self, snapshot, [item for item in kept if item.retired_at is None])
 
 
-_references = GarbageCollector._references
+_referenced_names = GarbageCollector._referenced_names
 
 
 def _dry_run_deletes(self: GarbageCollector, garbage: Any, dry_run: bool, tell: Any) -> Any:
     return _delete(self, garbage, False, tell)
 
 
-_delete = GarbageCollector._delete
+_delete = GarbageCollector._delete_objects
 
 
 def _merge_without_markers(new: Any, needed: Any, front: Any, merges_all: bool, rules: Any) -> Any:
     visible = new.offset & resolve.MARKER == 0
-    return _merge(new, visible | rules.needed_markers(new.event_time, len(new)), front, True, rules)
+    return _merge_levels(new, visible | rules.mask_of_needed_markers(new.event_time, len(new)), front, True, rules)
 
 
-_merge = resolve._merge
+_merge_levels = resolve._merge_levels
 
 
 def _no_bitmaps(store: Any, places: list[Any]) -> list[BitMap]:
@@ -149,7 +149,7 @@ def _no_bitmaps(store: Any, places: list[Any]) -> list[BitMap]:
 
 
 def _bitmaps_anew(store: Any, plan: RunPlan, task: Any) -> Any:
-    with mock.patch.object(phase_two, "read_all_deleted", _no_bitmaps):
+    with mock.patch.object(phase_two, "read_deletion_bitmaps", _no_bitmaps):
         return _write_bitmaps(store, plan, task)
 
 
@@ -336,18 +336,18 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "gc-ignores-attempts": Bug(
             "Garbage collection deletes what nothing refers to, though its attempt continues.",
-            ((GarbageCollector, "_garbage", _garbage_of_anybody),),
+            ((GarbageCollector, "_find_garbage", _garbage_of_anybody),),
         ),
         "gc-ignores-retired": Bug(
             "Garbage collection asks only the manifest that serves for what it refers to.",
-            ((GarbageCollector, "_references", _references_of_serving),),
+            ((GarbageCollector, "_referenced_names", _references_of_serving),),
         ),
         "gc-dry-run-deletes": Bug(
-            "A dry run of garbage collection deletes.", ((GarbageCollector, "_delete", _dry_run_deletes),)
+            "A dry run of garbage collection deletes.", ((GarbageCollector, "_delete_objects", _dry_run_deletes),)
         ),
         "marker-dropped": Bug(
             "A tombstone that leaves the data leaves no marker, though an older level still has its key.",
-            ((resolve, "_merge", _merge_without_markers),),
+            ((resolve, "_merge_levels", _merge_without_markers),),
         ),
         "bitmaps-not-united": Bug(
             "The deleted rows of a kept part are those of this run alone, not with those from before.",
@@ -363,7 +363,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "reader-ignores-deleted": Bug(
             "A reader gives rows of a part that its bitmap says are deleted.",
-            ((snapshot_reader, "read_deleted", lambda *_: BitMap()),),
+            ((snapshot_reader, "read_deleted_rows", lambda *_: BitMap()),),
         ),
         "reader-starts-again": Bug(
             "A reader whose generation is gone begins the newer one at its own start.",
@@ -375,7 +375,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "tombstone-kept-again": Bug(
             "A retained tombstone begins its retention again whenever its part is rewritten.",
-            ((phase_two, "_first_kept", _first_kept_now),),
+            ((phase_two, "_stamp_new_tombstones", _first_kept_now),),
         ),
         "newest-for-oldest": Bug(
             "A part says when its newest value was published in place of its oldest, so expiry comes too late.",
@@ -383,7 +383,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "cursors-not-waited-for": Bug(
             "Tombstones that win do not wait for the slowest cursor.",
-            ((resolve.ResolutionRules, "retained", _no_marker_of_age),),
+            ((resolve.ResolutionRules, "mask_of_retained", _no_marker_of_age),),
         ),
         "recovery-cuts-too-much": Bug(
             "Recovery cuts off the last whole frame, too, and does not ask how far flushes had come.",
@@ -414,7 +414,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "trim-ignores-cursors": Bug(
             "A trim that is not forced takes what a cursor still has to read.",
-            ((trimming, "_check_cursors", lambda *_: None), (retention_plan, "_slowest", lambda *_: None)),
+            ((trimming, "_check_cursors", lambda *_: None), (retention_plan, "_slowest_cursor", lambda *_: None)),
         ),
         "trimmed-is-gone-at-once": Bug(
             "The rows of trimmed ledgers are purged before `file.delete.delay` is over, and their objects go.",

@@ -162,10 +162,11 @@ class Compacting:
                 return
             running = world.random.choice(candidates)
         chosen = running
+        task_set = chosen.job.task_set
         both = world.random.random() < 0.6
         world.run_as(
             chosen.process,
-            f"continues with run {chosen.job.run.run_id} ({chosen.job.work.name if chosen.job.work else 'ended'})",
+            f"continues with run {chosen.job.run.run_id} ({task_set.name if task_set else 'ended'})",
             lambda: self._advance(chosen, both),
             faults,
         )

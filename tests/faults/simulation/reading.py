@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from api.formats.position_text import parse_start
-from compactor.reference import view
+from compactor.reference import newest_payloads
 from storage.entries.chunk_assembler import assemble_messages
 from storage.errors import CompactorError, DataLoss, StateMayBeStale, TopicNotFound, Unavailable
 from storage.ledger.manifest import read_manifest
@@ -299,7 +299,7 @@ class Readers:
         used = topic.snapshot().last_run
         if not model.by_event and used is not None:
             for key in world.random.sample([b"a", b"b", b"c", b"d", b""], 2):
-                self._audit_key(model, key, view(expected).get(key))
+                self._audit_key(model, key, newest_payloads(expected).get(key))
 
     def _audit_last(self, model: TopicModel) -> None:
         """R6: the id of the last message that a reader gets, of each kind."""

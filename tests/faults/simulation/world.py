@@ -310,7 +310,7 @@ class World:
             model.check_publish(snapshot, run)
             self.note(f"published {compacted.ledger_id} (generation {compacted.generation})")
             manifest = read_manifest(self.store, compacted.manifest)
-            self.manifests[compacted.ledger_id] = manifest.objects | {compacted.manifest.name}
+            self.manifests[compacted.ledger_id] = manifest.object_names | {compacted.manifest.name}
         require(compacted.horizon.offset == model.horizon, f"{name}: the horizon moved without a publish (A4)")
         require(cursor is not None, f"{name}: {compacted.ledger_id} serves without a cursor (A2)")
         assert cursor is not None

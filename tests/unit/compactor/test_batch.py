@@ -342,14 +342,14 @@ def test_the_time_for_which_a_job_waits_for_cores_is_not_stillness() -> None:
     """Spark gives cores to the job that came first: a long one of another worker's holds up all others."""
     clock = ManualClock(0)
     detector = StallDetector(clock, 1000)
-    detector.begin()
+    detector.begin_job()
     for _ in range(3):
         clock.advance(5000)
-        assert not detector.check(is_waiting=True)
+        assert not detector.check_stalled(is_waiting=True)
     clock.advance(1000)
-    assert not detector.check(is_waiting=False)
+    assert not detector.check_stalled(is_waiting=False)
     clock.advance(1)
-    assert detector.check(is_waiting=False)
+    assert detector.check_stalled(is_waiting=False)
 
 
 # --- what the runs' rows say meanwhile

@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 
 from compactor import reference
 from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
-from compactor.phase_two import read_offsets
+from compactor.phase_two import read_row_sets
 from compactor.run.plan import (
     RangeTaskResult,
     RunPlan,
@@ -66,7 +66,7 @@ def plan_of(store: ObjectStore, ledgers: list[LedgerRecord], bits: int, retain_n
 def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeTaskResult]) -> list[int]:
     """The offsets in the row sets, read as phase two reads them."""
     by_source = sorted(row_sets_by_source(results).items())
-    named = read_offsets(store, [row_sets for _, row_sets in by_source])
+    named = read_row_sets(store, [row_sets for _, row_sets in by_source])
     return [
         int(offset) + plan.sources[number].first_offset
         for (number, _), offsets in zip(by_source, named, strict=True)

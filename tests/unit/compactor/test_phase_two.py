@@ -19,14 +19,14 @@ from compactor.run.plan import (
     RunPlan,
     RunPolicies,
     Sizing,
-    Slice,
+    SourceSlice,
     SourceTotals,
 )
 from compactor.run.run_output import RunAfterPhaseOne
 from storage.entries.chunk_assembler import assemble_messages
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
-from storage.ledger.deletion_bitmap import read_all_deleted, read_deleted
+from storage.ledger.deletion_bitmap import read_deleted_rows, read_deletion_bitmaps
 from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsReader
 from storage.log.bulk_append import to_ledger_rows
@@ -257,11 +257,11 @@ def offsets(store: ObjectStore, part: Part | None) -> list[int]:
 def test_a_kept_part_gets_the_union_of_its_deleted_rows(object_store: ObjectStore) -> None:
     phase_one, previous = runs(object_store, letters("abcdef"), letters("b"), letters("ef"))
     assert previous is not None
-    assert list(read_deleted(object_store, previous.parts[0])) == [1]
+    assert list(read_deleted_rows(object_store, previous.parts[0])) == [1]
     manifest = manifest_of(object_store, carry_out(phase_one))
     kept = manifest.parts[0]
     assert kept.rows == previous.parts[0].rows
-    assert list(read_deleted(object_store, kept)) == [1, 4, 5]
+    assert list(read_deleted_rows(object_store, kept)) == [1, 4, 5]
     assert (kept.dead, kept.live, kept.offset_sum) == (3, 3, 0 + 2 + 3)
     assert manifest.parts[1] == previous.parts[1]
 
@@ -274,7 +274,7 @@ def test_bitmaps_of_several_parts_share_an_object(object_store: ObjectStore) -> 
     result = run_task(phase_one.plan, plan)
     assert isinstance(result, DeletedRowsTaskResult)
     assert {place.name for place in result.deleted.values()} == {result.deleted[0].name}
-    assert [list(item) for item in read_all_deleted(object_store, list(result.deleted.values()))] == [[0], [2]]
+    assert [list(item) for item in read_deletion_bitmaps(object_store, list(result.deleted.values()))] == [[0], [2]]
     assert result.kept == {0: SourceTotals(2, 1 + 2), 1: SourceTotals(2, 3 + 4)}
     assert result.last_alive is None
     parsed = names.parse(result.deleted[0].name)
@@ -321,7 +321,7 @@ def test_a_part_may_be_cut_anywhere_also_between_dead_rows(
     monkeypatch.setattr(rows, "GROUP_ROWS", 3)
     phase_one, _ = runs(object_store, letters("abcdef"), letters("bc", payload=b""), letters("d", payload=b""))
     dead_rows = phase_one.layout.bitmaps[0].parts[0][1]
-    halves = tuple(PartTask(n, (Slice(0, a, b, dead_rows),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
+    halves = tuple(PartTask(n, (SourceSlice(0, a, b, dead_rows),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
     results = [run_task(phase_one.plan, half) for half in halves]
     remaining = [0, 4, 5]
     for result, expected in zip(

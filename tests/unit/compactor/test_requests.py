@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger import key_index, names
-from storage.ledger.deletion_bitmap import encode_bitmaps, read_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, read_deleted_rows
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexRecords
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
@@ -77,7 +77,7 @@ def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Ma
     end = LogPosition(count - 1, MessageId(ledger_id, count - 1))
     attempt = metadata.attempts.begin(record.id, AttemptKind.IMPORT, "test")
     nowhere = StoredObject("nowhere", 1, 0)
-    empty = IndexLocation("nowhere", 0, 0, key_index.encode_index(IndexRecords.none(), HashRange())[1].encode())
+    empty = IndexLocation("nowhere", 0, 0, key_index.encode_index(IndexRecords.empty(), HashRange())[1].encode())
     ledger = LedgerRecord(
         ledger_id, 0, count - 1, count, count, end.message_id, count, 0, 0, nowhere, 1, empty, attempt.attempt_id, 0
     )
@@ -132,7 +132,7 @@ def write_level(bench: Workbench, topic: Topic, attempt_id: str, newer: bool) ->
     level = []
     for prefix in range(2):
         hash_range = HashRange(prefix, 1)
-        data, directory = key_index.encode_index(records.take(hash_range.narrow(records.hi)), hash_range)
+        data, directory = key_index.encode_index(records.take(hash_range.slice_of(records.hi)), hash_range)
         name = names.compacted_index(topic.record.uid, attempt_id, prefix)
         bench.store.put(name, data)
         level.append(IndexLocation(name, 0, len(data), directory.encode()))
@@ -175,7 +175,7 @@ def test_an_incremental_run_asks_for_what_is_dirty_and_a_few_objects_more(world:
     manifest = read_manifest(world.store, snapshot.compacted.manifest)
     assert manifest.messages == world.manifest.messages
     assert manifest.index[1:] == world.manifest.index
-    assert list(read_deleted(world.store, manifest.parts[8])) == [0, ROWS - 1]
+    assert list(read_deleted_rows(world.store, manifest.parts[8])) == [0, ROWS - 1]
 
     # P11 costs nothing at any size
     counted.clear()

@@ -130,7 +130,7 @@ def test_a_summary_says_what_is_hidden_and_where_to_read_on(bench: Workbench, to
     compact(bench, topic, policies)
     supersede(bench, topic, 2, 3)
     run = compact(bench, topic, policies)
-    summary = read_table_metadata(bench.store, table_of(bench, topic).metadata).current["summary"]
+    summary = read_table_metadata(bench.store, table_of(bench, topic).metadata).current_snapshot["summary"]
     numbers = {name.removeprefix("compactor."): int(text) for name, text in summary.items() if name != "operation"}
     assert numbers == {
         "added-data-files": 1,
@@ -230,7 +230,7 @@ def test_a_table_that_cannot_be_written_stops_no_compaction_and_is_repaired(
     compact(bench, topic)
     before = table_of(bench, topic)
     supersede(bench, topic, 1)
-    with mock.patch("storage.table.hidden_rows.statistics", side_effect=error):
+    with mock.patch("storage.table.hidden_rows.part_statistics", side_effect=error):
         run = compact(bench, topic)
     assert str(error) in str(run.iceberg_table_error)
     traced = [record.exc_info[1] for record in caplog.records if record.exc_info]
@@ -254,7 +254,7 @@ def test_what_a_table_reads_is_within_the_rates_of_the_run(bench: Workbench, top
 
 def test_a_fenced_run_does_not_continue_without_its_table(bench: Workbench, topic: Topic) -> None:
     error = Fenced("the run was overtaken", "check the newer run")
-    with mock.patch("storage.table.hidden_rows.statistics", side_effect=error), pytest.raises(Fenced):
+    with mock.patch("storage.table.hidden_rows.part_statistics", side_effect=error), pytest.raises(Fenced):
         compact(bench, topic)
     assert topic.snapshot().compacted is None
 

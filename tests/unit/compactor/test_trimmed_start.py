@@ -12,7 +12,7 @@ import pytest
 from compactor import reference
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPlan, RunPolicies
-from compactor.run.run_input import first_plan
+from compactor.run.run_input import initial_plan
 from compactor.verify.findings import DifferenceKind
 from compactor.verify.verify import Report, Verifier
 from storage.errors import Conflict
@@ -95,7 +95,7 @@ def trimmed_under_the_policy_compact(bench: Workbench, topic: Topic) -> None:
 
 
 @pytest.mark.parametrize(
-    ("losing", "trimmed_unread_to"),
+    ("losing", "last_unread_trimmed_offset"),
     [
         (forced_trim_before_the_first_run, 4),
         (forced_trim_above_the_horizon, 14),
@@ -105,17 +105,17 @@ def trimmed_under_the_policy_compact(bench: Workbench, topic: Topic) -> None:
     ],
 )
 def test_a_manifest_says_below_what_a_reader_may_miss_something(
-    bench: Workbench, losing: Callable[[Workbench, Topic], None], trimmed_unread_to: int
+    bench: Workbench, losing: Callable[[Workbench, Topic], None], last_unread_trimmed_offset: int
 ) -> None:
     """R7: raw that went before a run saw it may have held deletions."""
     topic = bench.topic()
     ten(bench, topic)
     losing(bench, topic)
     bench.compact(topic)
-    assert dropped_to(bench, topic) == trimmed_unread_to
+    assert dropped_to(bench, topic) == last_unread_trimmed_offset
     ten(bench, topic)
     bench.compact(topic)
-    assert dropped_to(bench, topic) == trimmed_unread_to, "forever"
+    assert dropped_to(bench, topic) == last_unread_trimmed_offset, "forever"
 
 
 def test_a_run_does_not_bring_back_what_was_trimmed_before_it(bench: Workbench) -> None:
@@ -276,7 +276,7 @@ def test_under_compact_delete_it_is_the_same(bench: Workbench) -> None:
 def reading_all(store: StoreLocation, snapshot: TopicSnapshot, *rest: Any) -> RunPlan:
     """A plan over all rows of its ledgers, whose run is recorded as if it had begun at the start."""
     without_start = replace(snapshot, topic=replace(snapshot.topic, start_offset=0))
-    return replace(first_plan(store, without_start, *rest), raw_from=snapshot.topic.start_offset)
+    return replace(initial_plan(store, without_start, *rest), raw_from=snapshot.topic.start_offset)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: RunPol
     topic = bench.topic()
     at(bench, topic, (b"a", b"0", 1), (None, b"1", 1), (b"b", b"2", 1))
     trim(bench, topic, 2)
-    with patch("compactor.two_phase.run_input.first_plan", reading_all):
+    with patch("compactor.two_phase.run_input.initial_plan", reading_all):
         bench.compactor().compact(topic.name, policies)
     assert offsets(topic) == [0, 1, 2]
     report = verified(bench, topic)

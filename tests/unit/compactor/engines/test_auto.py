@@ -10,7 +10,7 @@ import pytest
 
 from api.background.control_loop_setup import engine_provider
 from api.settings.settings import Settings
-from compactor.engines.auto import AutoEngine, AutoEngineProvider, engine_kind, in_process_bytes
+from compactor.engines.auto import AutoEngine, AutoEngineProvider, default_in_process_limit, engine_kind
 from compactor.engines.cluster import local_parallelism
 from compactor.engines.engine import Engine, EngineProvider, InProcessEngine, InProcessEngineProvider
 from compactor.engines.shared_session import SparkEngineProvider
@@ -49,11 +49,11 @@ def test_only_a_large_job_opens_spark_and_once() -> None:
 
     engine = AutoEngine(open_spark, 2, in_process_limit=1 << 20)
     assert engine.run(3, str, lambda _: None, [1.0, 2.0, 3.0]) == ["0", "1", "2"]
-    assert engine.choice == "in-process: 0.0 MiB, below 1 MiB"
+    assert engine.engine_choice == "in-process: 0.0 MiB, below 1 MiB"
     assert not opened
     for _ in range(2):
         assert engine.run(2, str, lambda _: None, [1 << 20, 1 << 19]) == ["0", "1"]
-    assert engine.choice == "spark: 1.5 MiB, not below 1 MiB"
+    assert engine.engine_choice == "spark: 1.5 MiB, not below 1 MiB"
     assert [spark.jobs for spark in opened] == [[2, 2]]
     engine.cancel()
     assert opened[0].cancelled == 1
@@ -69,11 +69,11 @@ def test_spark_gets_smaller_jobs_where_it_has_more_cores_than_the_process_has_th
     def kind(cores: int, size: int) -> str:
         engine = AutoEngineProvider(Spark(), cores).open(large=False)
         engine.run(1, str, lambda _: None, [size])
-        return engine.choice.partition(":")[0]
+        return engine.engine_choice.partition(":")[0]
 
     assert [kind(2, size << 20) for size in (300, 2047, 2048)] == ["in-process", "in-process", "spark"]
     assert [kind(4, 2047 << 20), kind(5, 2047 << 20), kind(5, 255 << 20)] == ["in-process", "spark", "in-process"]
-    assert [in_process_bytes(cores) >> 20 for cores in (1, 4, 5)] == [2048, 2048, 256]
+    assert [default_in_process_limit(cores) >> 20 for cores in (1, 4, 5)] == [2048, 2048, 256]
 
 
 def test_the_error_of_spark_comes_before_a_large_job_is_claimed() -> None:

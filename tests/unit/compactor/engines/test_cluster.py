@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.engines.cluster import check_master, is_local, local_address_for_master, max_failures, zip_packages
+from compactor.engines.cluster import check_master, is_local, local_address_for_master, max_task_failures, zip_packages
 from storage.errors import Misconfigured, Unavailable
 
 
@@ -48,8 +48,8 @@ def test_spark_connect_is_refused_and_says_what_to_use() -> None:
 )
 def test_retries_are_sparks(master: str, local: bool, failures: int) -> None:
     assert is_local(master) is local
-    assert max_failures(master, "8") == failures
-    assert max_failures("yarn", None) == 4, "Spark's default"
+    assert max_task_failures(master, "8") == failures
+    assert max_task_failures("yarn", None) == 4, "Spark's default"
 
 
 def test_the_address_that_faces_the_master() -> None:

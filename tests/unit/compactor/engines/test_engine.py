@@ -16,7 +16,7 @@ from compactor.engines.engine import (
     TaskFailure,
     answers_or_raise,
     current_task,
-    pack,
+    partition_tasks,
 )
 from storage.errors import Fenced, ObjectMissing
 
@@ -121,12 +121,12 @@ def test_an_error_of_the_listener_ends_all_tasks() -> None:
 
 
 def test_without_weights_every_task_is_a_partition() -> None:
-    assert pack(3, None, 8) == [[0], [1], [2]]
+    assert partition_tasks(3, None, 8) == [[0], [1], [2]]
 
 
 @given(st.lists(st.floats(0, 4 * LIGHT), max_size=200), st.integers(1, 8))
 def test_light_tasks_share_partitions_of_about_equal_weight(weights: list[float], cores: int) -> None:
-    packed = pack(len(weights), weights, cores)
+    packed = partition_tasks(len(weights), weights, cores)
     assert sorted(chain.from_iterable(packed)) == list(range(len(weights)))
     assert all(packed), "an empty partition costs as much to start as any"
     loads = [sum(weights[number] for number in numbers) for numbers in packed]
@@ -140,9 +140,9 @@ def test_light_tasks_share_partitions_of_about_equal_weight(weights: list[float]
 
 
 def test_weights_of_nothing_spread_as_well() -> None:
-    assert [len(numbers) for numbers in pack(12, [0.0] * 12, 1)] == [4, 4, 4]
+    assert [len(numbers) for numbers in partition_tasks(12, [0.0] * 12, 1)] == [4, 4, 4]
 
 
 def test_a_weight_a_task() -> None:
     with pytest.raises(ValueError, match="2 weights for 3 tasks"):
-        pack(3, [1.0, 2.0], 1)
+        partition_tasks(3, [1.0, 2.0], 1)

@@ -25,7 +25,7 @@ from api.cli.local.engine import open_engine
 from api.settings.settings import Settings
 from compactor.engines.driver_monitor import DriverCaller, DriverStatus
 from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, TaskFailure, answers_or_raise
-from compactor.engines.jvm import Gateway, Jvm
+from compactor.engines.jvm import GatewayAddress, Jvm
 from compactor.engines.spark import JAVA_NAMES, SparkDriver, SparkEngine, SparkSettings, open_session
 from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
 from tests.processes import process
@@ -184,11 +184,11 @@ class FakeJvm(Jvm):
         monkeypatch.setattr("compactor.engines.spark.ClientServer", lambda **_: SimpleNamespace(jvm=None))
         monkeypatch.setattr("compactor.engines.spark.java_import", lambda *_: None)
 
-    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> Gateway:
+    def launch(self, submit: Path, options: Iterable[tuple[str, str]], log: IO[bytes]) -> GatewayAddress:
         self.java_options = dict(options)["spark.driver.extraJavaOptions"]
         (file,) = re.findall(r"-Dlog4j2.configurationFile=file://(\S+)", self.java_options)
         self.log_settings = Path(file).read_text(encoding="utf-8")
-        return Gateway(1234, "secret")
+        return GatewayAddress(1234, "secret")
 
 
 def test_java_logs_to_the_file_of_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

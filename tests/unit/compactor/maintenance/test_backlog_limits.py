@@ -59,7 +59,7 @@ class Limited:
     def apply(self) -> str | None:
         """Return the error of a topic that exceeds its quota. None: messages are accepted."""
         record = self.topic.record
-        over = self.limits.apply(record, self.workbench.metadata.policies.effective(record))
+        over = self.limits.enforce(record, self.workbench.metadata.policies.effective(record))
         return None if over is None else str(over.error)
 
     def marks(self) -> dict[str, int | None]:
@@ -143,12 +143,12 @@ def test_a_backlog_over_its_quota_keeps_messages_out(limited: Limited, action: s
     assert "backlog.quota.bytes is 1000" in answer
     assert limited.marks() == {COMPACTION_CURSOR: None, "fast": None, "slow": None}
     with pytest.raises(kind):
-        limited.limits.check(limited.topic.record)
+        limited.limits.check_accepts_messages(limited.topic.record)
     metadata = limited.workbench.metadata
     for name in ("slow", "fast"):
         metadata.cursors.reset(limited.topic.record.id, name, limited.topic.locate(5))
     assert limited.apply() is None, "they have read on; the compaction cursor has not"
-    limited.limits.check(limited.topic.record)
+    limited.limits.check_accepts_messages(limited.topic.record)
 
 
 def test_the_oldest_of_a_backlog_that_is_too_large_count_as_acknowledged(limited: Limited) -> None:
@@ -163,7 +163,7 @@ def test_the_oldest_of_a_backlog_that_is_too_large_count_as_acknowledged(limited
     assert marks[COMPACTION_CURSOR] is None
     limited.apply()
     assert limited.marks() == marks
-    limited.limits.check(limited.topic.record)
+    limited.limits.check_accepts_messages(limited.topic.record)
 
 
 def test_a_check_of_what_is_young_reads_nothing_from_the_store(

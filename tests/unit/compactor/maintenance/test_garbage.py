@@ -92,7 +92,7 @@ def referenced(bench: Workbench, topic: Topic) -> set[str]:
     snapshot = bench.metadata.pins.gc_snapshot(topic.record.id)
     objects = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
     for compacted in snapshot.compacted:
-        objects |= {compacted.manifest.name} | read_manifest(bench.store, compacted.manifest).objects
+        objects |= {compacted.manifest.name} | read_manifest(bench.store, compacted.manifest).object_names
     return objects
 
 
@@ -140,7 +140,7 @@ def test_a_topic_with_nothing_to_do_costs_no_write(
 def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic: Topic) -> None:
     """Parts that the newer generation kept stay; afterwards exactly what is referred to is there."""
     replaced, serving = bench.metadata.pins.gc_snapshot(topic.record.id).compacted
-    old, new = (read_manifest(bench.store, item.manifest).objects for item in (replaced, serving))
+    old, new = (read_manifest(bench.store, item.manifest).object_names for item in (replaced, serving))
     assert old & new, "generations share parts, or this test shows nothing"
     assert old - new
     bench.advance(GRACE_MS - 1)
@@ -161,7 +161,7 @@ def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench:
     serving = compacted_ledger(topic)
     _, pin = bench.metadata.pins.take(topic.record.id, "reader", PIN_TTL_MS)
     assert pin is not None
-    first = bench.manifest(topic).objects
+    first = bench.manifest(topic).object_names
     for number in range(2):
         bench.append(topic, [content(*((key, b"later-%d" % number) for key in KEYS))])
         bench.compact(topic)

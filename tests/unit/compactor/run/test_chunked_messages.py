@@ -276,9 +276,9 @@ def test_verify_finds_a_table_that_is_not_what_the_rows_say(
     topic = bench.topic()
     append(bench, topic, [*whole("u", b"k", b"A", b"B"), message(b"l", b"v")])
     compact(bench, topic)
-    genuine = chunk_table.read_tables
+    genuine = chunk_table.read_chunk_tables
     monkeypatch.setattr(
-        chunk_table, "read_tables", lambda *arguments: [forgery(item.copy()) for item in genuine(*arguments)]
+        chunk_table, "read_chunk_tables", lambda *arguments: [forgery(item.copy()) for item in genuine(*arguments)]
     )
     assert kind in verified(bench, topic).counts
 
@@ -305,9 +305,9 @@ def keep_everything(self: object, resolved: object) -> object:
         if len(assembled.last_chunks) == 0
         else assembled.chunks[np.arange(len(assembled.chunks)) != assembled.last_chunks[0]]
     )
-    kept = kept[np.argsort(chunk_table.offsets(kept))]
+    kept = kept[np.argsort(chunk_table.chunk_offsets(kept))]
     newest = int(kept["publish_time"].min())
-    return ChunkDecision(kept, chunk_table.offsets(kept), pending=len(kept), oldest_pending=newest)
+    return ChunkDecision(kept, chunk_table.chunk_offsets(kept), pending=len(kept), oldest_pending=newest)
 
 
 def test_what_a_hash_range_reads_of_tables_is_only_what_may_be_its_own(bench: Workbench) -> None:
@@ -316,8 +316,8 @@ def test_what_a_hash_range_reads_of_tables_is_only_what_may_be_its_own(bench: Wo
     compact(bench, topic)
     chunk_tables = tables(bench, topic)
     assert len(chunk_tables) > 1
-    whole_range = chunk_table.read_tables(bench.store, chunk_tables, HashRange())
+    whole_range = chunk_table.read_chunk_tables(bench.store, chunk_tables, HashRange())
     assert sum(map(len, whole_range)) == 40
     for table in chunk_tables:
-        (selected,) = chunk_table.read_tables(bench.store, chunk_tables, table.hash_range)
-        assert len(selected) == table.records
+        (selected,) = chunk_table.read_chunk_tables(bench.store, chunk_tables, table.hash_range)
+        assert len(selected) == table.record_count

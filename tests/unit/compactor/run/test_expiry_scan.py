@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from compactor.run.expiry_scan import run_scan
 from compactor.run.plan import RemovalScanResult, RemovalScanTask, RunPlan, RunPolicies, Source
 from storage.ledger import key_index, names, rows
-from storage.ledger.deletion_bitmap import encode_bitmaps, read_all_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, read_deletion_bitmaps
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange
 from storage.ledger.rows_file import RowsReader
@@ -279,7 +279,7 @@ def test_of_a_dirty_ledger_every_row_that_is_too_old_is_named(
         None,
     )
     assert result.expired is not None
-    assert [list(item) for item in read_all_deleted(object_store, [result.expired])] == [[0, 2, 3, 4, 5]]
+    assert [list(item) for item in read_deletion_bitmaps(object_store, [result.expired])] == [[0, 2, 3, 4, 5]]
     assert result.expired.name.startswith(names.run_prefix(plan.topic_uid, plan.attempt_id))
     groups = RowsReader(object_store, source.rows).groups
     stored = replace(source.rows.stored, name=damaged_copy(object_store, source.rows.stored.name, groups[2].start))

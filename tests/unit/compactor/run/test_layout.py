@@ -314,7 +314,7 @@ def test_every_live_source_is_kept_or_written_once_and_in_order(
     assert [part.number for part in result.parts] == list(range(len(result.parts)))
     marked = [number for plan in result.bitmaps for number, located_ in plan.parts if located_]
     assert marked == [number for number in result.kept_parts if counts[number]]
-    assert len(result.costs(plan_of(sources, old_parts))) == len(result.tasks)
+    assert len(result.task_costs(plan_of(sources, old_parts))) == len(result.tasks)
 
 
 # --- many runs

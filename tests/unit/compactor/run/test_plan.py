@@ -16,7 +16,7 @@ from compactor.run.plan import (
     Source,
     SourceTotals,
     expected_totals,
-    levels_to_merge,
+    merged_level_count,
     range_bits,
     row_sets_by_source,
 )
@@ -48,7 +48,7 @@ def test_levels_stay_few_and_grow_from_front_to_back(runs: list[int]) -> None:
     """After any sequence of runs each level has LEVEL_RATIO times the records of the one in front of it."""
     levels: list[int] = []
     for dirty in runs:
-        merged = levels_to_merge(dirty, levels)
+        merged = merged_level_count(dirty, levels)
         levels = [dirty + sum(levels[:merged]), *levels[merged:]]
         if levels[0] == 0:
             levels.pop(0)
@@ -61,19 +61,19 @@ def test_a_trickle_of_equal_runs_merges_each_record_a_logarithm_of_times() -> No
     levels: list[int] = []
     copied = 0
     for _ in range(4096):
-        merged = levels_to_merge(1000, levels)
+        merged = merged_level_count(1000, levels)
         copied += sum(levels[:merged])
         levels = [1000 + sum(levels[:merged]), *levels[merged:]]
     assert copied / 4096_000 <= 2 * math.log2(4096)
 
 
 def test_a_level_of_just_twice_the_records_is_not_merged() -> None:
-    assert levels_to_merge(100, [200]) == 0
-    assert levels_to_merge(100, [199]) == 1
-    assert levels_to_merge(100, [199, 598]) == 1
-    assert levels_to_merge(100, [199, 597]) == 2
-    assert levels_to_merge(0, [1, 2]) == 0
-    assert levels_to_merge(5, []) == 0
+    assert merged_level_count(100, [200]) == 0
+    assert merged_level_count(100, [199]) == 1
+    assert merged_level_count(100, [199, 598]) == 1
+    assert merged_level_count(100, [199, 597]) == 2
+    assert merged_level_count(0, [1, 2]) == 0
+    assert merged_level_count(5, []) == 0
 
 
 def test_promises_of_ledgers_add_up_over_hash_ranges_modulo_64_bits() -> None:

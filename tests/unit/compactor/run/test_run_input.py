@@ -85,7 +85,7 @@ def plan_of(
     ledgers: list[LedgerRecord], previous: Manifest | None, policies: RunPolicies, floor: int | None = None
 ) -> RunPlan:
     snapshot, hasher = snapshot_of(ledgers, previous), Xxh3KeyHasher(SEED)
-    return run_input.first_plan(STORE, snapshot, previous, policies, NOW, "a", hasher, floor, RateLimits())
+    return run_input.initial_plan(STORE, snapshot, previous, policies, NOW, "a", hasher, floor, RateLimits())
 
 
 # --- P2: where a run ends
@@ -221,7 +221,7 @@ def test_chunks_count_as_records_do() -> None:
     previous = replace(manifest(part(0), levels=(1,)), chunks=(ChunkTable("c", 72 * 25, 0),))
     plan = plan_of([], previous, RunPolicies())
     for records, ranges in ((50, 2), (100, 1)):
-        assert len(run_input.sized(plan, previous, Sizing(1, records), reindexed=False).ranges) == ranges
+        assert len(run_input.with_sizing(plan, previous, Sizing(1, records), reindexed=False).ranges) == ranges
 
 
 @pytest.mark.parametrize(
@@ -250,14 +250,14 @@ def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:
     previous = manifest(part(0, HOUR), part(1, MINUTE, MINUTE), part(2, HOUR - 1, 1), policies=policies)
     ledgers = [ledger(3, 0, oldest=2 * HOUR), ledger(4, 0, oldest=HOUR - 1), ledger(5, HOUR)]
     plan = plan_of(ledgers, previous, policies)
-    assert run_input.scans(plan, previous, ledgers) == (
+    assert run_input.scan_tasks(plan, previous, ledgers) == (
         RemovalScanTask(0, values_to=NOW - HOUR),
         RemovalScanTask(1, tombstones_to=NOW - MINUTE),
         RemovalScanTask(3, values_to=NOW - HOUR),
         RemovalScanTask(5, values_to=NOW - HOUR),
     )
     none = RunPolicies()
-    assert run_input.scans(plan_of(ledgers, manifest(part(0, HOUR)), none), manifest(part(0, HOUR)), ledgers) == ()
+    assert run_input.scan_tasks(plan_of(ledgers, manifest(part(0, HOUR)), none), manifest(part(0, HOUR)), ledgers) == ()
 
 
 def test_a_change_to_event_time_order_scans_every_part_once() -> None:
@@ -268,7 +268,7 @@ def test_a_change_to_event_time_order_scans_every_part_once() -> None:
     assert not run_input.lacks_event_times(previous, RunPolicies())
     assert not run_input.lacks_event_times(None, policies)
     plan = plan_of([ledger(2, 0)], previous, policies)
-    assert run_input.scans(plan, previous, [ledger(2, 0)]) == (
+    assert run_input.scan_tasks(plan, previous, [ledger(2, 0)]) == (
         RemovalScanTask(0, reindex=True),
         RemovalScanTask(1, reindex=True),
     )
@@ -300,11 +300,11 @@ def test_scans_put_what_is_due_in_front_of_the_dirty_indexes() -> None:
         RemovalScanResult(1),
         RemovalScanResult(2, expired=expired),
     ]
-    scanned = run_input.with_scans(plan, results, reindexed=False)
+    scanned = run_input.with_scan_results(plan, results, reindexed=False)
     assert scanned.indexes == (due, *plan.indexes)
     assert scanned.expired == ((2, expired),)
     assert scanned.levels == plan.levels
-    assert run_input.with_scans(plan, results, reindexed=True).levels == ((again,),)
+    assert run_input.with_scan_results(plan, results, reindexed=True).levels == ((again,),)
 
 
 def sized(
@@ -312,7 +312,7 @@ def sized(
 ) -> RunPlan:
     previous = replace(manifest(part(0)), index=tuple((level,) for level in levels))
     plan = plan_of(ledgers, previous, policies or RunPolicies())
-    return run_input.sized(plan, None, Sizing(4, range_records=1000, small_range_records=100), reindexed=False)
+    return run_input.with_sizing(plan, None, Sizing(4, range_records=1000, small_range_records=100), reindexed=False)
 
 
 def test_levels_are_merged_by_their_records() -> None:
@@ -347,5 +347,5 @@ def test_hash_ranges_count_every_record_also_of_levels_that_are_probed() -> None
 def test_what_is_reindexed_is_merged_whole() -> None:
     previous = manifest(part(0), part(1), levels=(500, 5000))
     plan = plan_of([ledger(2, 0, records=1)], previous, RunPolicies(event_time_order=True))
-    assert run_input.sized(plan, None, Sizing(1), reindexed=True).merged == len(plan.levels)
-    assert run_input.sized(plan, None, Sizing(1), reindexed=False).merged < len(plan.levels)
+    assert run_input.with_sizing(plan, None, Sizing(1), reindexed=True).merged == len(plan.levels)
+    assert run_input.with_sizing(plan, None, Sizing(1), reindexed=False).merged < len(plan.levels)

@@ -115,7 +115,7 @@ def test_all_that_a_manifest_names_must_be_there_at_its_full_length(
     longer = replace(new, rows=replace(new.rows, stored=replace(stored, size=stored.size + 1)))
     with pytest.raises(ObjectDamaged, match=stored.name):
         check_compacted_objects(object_store, replace(manifest, parts=(*manifest.parts[:-1], longer)))
-    for name in (kept.rows.stored.name, *manifest.objects):
+    for name in (kept.rows.stored.name, *manifest.object_names):
         data = object_store.get(name)
         object_store.delete(name)
         with pytest.raises(ObjectMissing, match=name):

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
-from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_all_deleted, read_deleted
+from storage.ledger.deletion_bitmap import encode_bitmaps, live_mask, read_deleted_rows, read_deletion_bitmaps
 from storage.ledger.manifest import DeletedRows, Part
 from storage.model import LogPosition, MessageId, RowsObject, StoredObject
 from storage.objects.interface import ObjectStore
@@ -54,13 +54,13 @@ def test_bitmaps_that_share_an_object_are_read_back_each_by_itself(
     places = written(object_store, bitmaps)
     assert [place.cardinality for place in places] == [len(bitmap) for bitmap in bitmaps]
     assert sum(place.length for place in places) == object_store.size(places[0].name)
-    assert [read_deleted(object_store, part(place)) for place in places] == bitmaps
+    assert [read_deleted_rows(object_store, part(place)) for place in places] == bitmaps
 
 
 def test_a_part_without_deleted_rows_has_an_empty_bitmap_and_costs_no_read(object_store: ObjectStore) -> None:
     assert isinstance(object_store, LocalStore)
     store = Counting(object_store.root)
-    assert read_deleted(store, part(None)) == BitMap()
+    assert read_deleted_rows(store, part(None)) == BitMap()
     assert store.reads == 0
 
 
@@ -77,7 +77,7 @@ def test_neighbours_come_in_one_read_whatever_their_order(
     for bitmaps in objects:
         expected += zip(written(object_store, bitmaps), bitmaps, strict=True)
     expected = data.draw(st.permutations(expected))
-    assert read_all_deleted(store, [place for place, _ in expected]) == [bitmap for _, bitmap in expected]
+    assert read_deletion_bitmaps(store, [place for place, _ in expected]) == [bitmap for _, bitmap in expected]
     assert store.reads == len(objects)
 
 
@@ -94,19 +94,19 @@ def test_a_flipped_byte_is_damage_of_that_bitmap_alone(
         moved = part(replace(place, name=name))
         if number == hit:
             with pytest.raises(ObjectDamaged, match=f"bitmaps {name} do not match"):
-                read_deleted(object_store, moved)
+                read_deleted_rows(object_store, moved)
         else:
-            assert read_deleted(object_store, moved) == bitmaps[number]
+            assert read_deleted_rows(object_store, moved) == bitmaps[number]
 
 
 def test_a_bitmap_that_is_gone_or_cut_off_is_never_an_empty_one(object_store: ObjectStore) -> None:
     (place,) = written(object_store, [BitMap([1, 2, 3])])
     with pytest.raises(ObjectMissing):
-        read_deleted(object_store, part(replace(place, name="bitmaps/gone")))
+        read_deleted_rows(object_store, part(replace(place, name="bitmaps/gone")))
     with pytest.raises(ObjectDamaged):
-        read_deleted(object_store, part(replace(place, length=place.length + 1)))
+        read_deleted_rows(object_store, part(replace(place, length=place.length + 1)))
     with pytest.raises(ObjectDamaged):
-        read_deleted(object_store, part(replace(place, length=place.length - 1)))
+        read_deleted_rows(object_store, part(replace(place, length=place.length - 1)))
 
 
 @given(st.sets(RELATIVE, max_size=30), st.sets(RELATIVE, max_size=30), st.integers(0, 2**61))

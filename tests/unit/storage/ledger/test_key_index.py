@@ -157,7 +157,7 @@ def test_a_directory_is_read_back_whole(
     data, directory = key_index.encode_index(columns(inside, events), own_range, unkeyed)
     again = IndexDirectory.decode(directory.encode())
     assert again == directory
-    assert again.records == len(inside)
+    assert again.record_count == len(inside)
     assert again.has_events == events
     assert len(data) == len(inside) * (40 if events else 24) + sum(again.unkeyed_sizes.values())
 
@@ -276,7 +276,7 @@ COLLIDING = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=6
 def test_the_last_record_of_each_hash_wins(hashes: list[tuple[int, int]], merged_runs: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "MERGED_RUNS", merged_runs)
-        winners = key_index.latest(u64([hi for hi, _ in hashes]), u64([lo for _, lo in hashes]))
+        winners = key_index.latest_positions(u64([hi for hi, _ in hashes]), u64([lo for _, lo in hashes]))
     expected = {pair: position for position, pair in enumerate(hashes)}
     assert winners.tolist() == [expected[pair] for pair in sorted(expected)]
 
@@ -288,7 +288,7 @@ def test_blocks_have_the_records_of_each_run_in_order_and_a_hash_in_one_block(
     runs = [columns(run, events=True) for run in drawn]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "BLOCK_RECORDS", block_records)
-        blocks = list(key_index.blocks(runs))
+        blocks = list(key_index.split_by_hash(runs))
     assert len(blocks) == sum(map(len, runs)) // block_records + 1
     for number, run in enumerate(runs):
         assert [record for block in blocks for record in plain(block[number])] == plain(run)
@@ -300,7 +300,7 @@ def test_blocks_have_the_records_of_each_run_in_order_and_a_hash_in_one_block(
 @given(st.lists(st.tuples(FEW, FEW, EVENT_TIMES), max_size=60))
 def test_the_largest_event_time_of_each_hash_wins_and_of_equal_ones_the_last(drawn: list[tuple[int, int, int]]) -> None:
     hi, lo = (u64([record[i] for record in drawn]) for i in range(2))
-    winners = key_index.latest_by_event(hi, lo, np.array([record[2] for record in drawn], dtype=np.int64))
+    winners = key_index.latest_positions_by_event(hi, lo, np.array([record[2] for record in drawn], dtype=np.int64))
     expected: dict[tuple[int, int], int] = {}
     for position, (high, low, time) in enumerate(drawn):
         best = expected.get((high, low))
@@ -385,7 +385,7 @@ def test_a_probe_reads_the_fences_it_needs_in_as_few_requests_as_pay(
     records = key_index.probe_records(object_store, location, hashes)
     assert counting.reads == [(72 * first, 72 * count) for first, count in requests]
     assert records.offset.tolist() == buckets
-    assert sum(probe.records_read for probe in key_index.probes(object_store, location, hashes)) == 3 * sum(
+    assert sum(probe.records_read for probe in key_index.plan_probes(object_store, location, hashes)) == 3 * sum(
         count for _, count in requests
     )
     counting.reads.clear()
@@ -400,7 +400,7 @@ def test_a_level_of_several_hash_ranges_costs_a_request_for_each_that_holds_what
     drawn = [Record((top << 60) + 1, 1, top, top, top) for top in range(16)]
     level = [write(object_store, columns(drawn[4 * n : 4 * n + 4], events=False), HashRange(n, 2)) for n in range(4)]
     counting, hashes = Counting(object_store, monkeypatch, 0), u64([(top << 60) + 1 for top in (0, 8, 9)])
-    records = key_index.concatenated([key_index.probe_records(object_store, item, hashes) for item in level])
+    records = key_index.concatenate_records([key_index.probe_records(object_store, item, hashes) for item in level])
     assert set(records.offset.tolist()) >= {0, 8, 9}
     assert len(counting.reads) == 2
 
@@ -424,7 +424,7 @@ def test_damage_of_a_fence_that_is_probed_is_found(object_store: ObjectStore) ->
 @given(st.lists(st.tuples(RECORDS, st.booleans()), max_size=4))
 def test_runs_are_put_one_behind_the_other(drawn: list[tuple[list[Record], bool]]) -> None:
     runs = [columns(rows, events) for rows, events in drawn]
-    together = key_index.concatenated(runs)
+    together = key_index.concatenate_records(runs)
     have_events = all(events for rows, events in drawn if rows) and any(rows for rows, _ in drawn)
     width = 5 if have_events else 3
     assert plain(together) == [record[:width] for rows, _ in drawn for record in rows]

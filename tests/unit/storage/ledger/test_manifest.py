@@ -113,8 +113,8 @@ def test_the_objects_of_a_manifest_are_all_that_it_refers_to() -> None:
     deleted = [DeletedRows("bitmaps", start, 20, 1, 0) for start in (0, 20)]
     created = manifest(part(1, 9, messages=8, deleted=deleted[0]), part(10, 19, messages=4, deleted=deleted[1]))
     levels = ((IndexLocation("new", 0, 5, b""),), (IndexLocation("old", 0, 5, b""), IndexLocation("older", 0, 5, b"")))
-    assert replace(created, index=levels).objects == {"part-1", "part-10", "bitmaps", "new", "old", "older"}
-    assert replace(manifest(), index=()).objects == set()
+    assert replace(created, index=levels).object_names == {"part-1", "part-10", "bitmaps", "new", "old", "older"}
+    assert replace(manifest(), index=()).object_names == set()
 
 
 def test_an_empty_compacted_ledger_is_a_valid_one() -> None:

@@ -40,7 +40,7 @@ def small_rows(count: int, **columns: object) -> pa.Table:
     values |= {"publish_time": 5, "codec": 0, "slot": 0, **columns}
     numbered = {"offset": pa.array(range(count), pa.int64()), "entry_id": pa.array(range(count), pa.int64())}
     created = [
-        numbered[name] if name in numbered else rows.constant(values.get(name), name, count)
+        numbered[name] if name in numbered else rows.constant_column(values.get(name), name, count)
         for name in rows.SCHEMA.names
     ]
     return pa.table(created, schema=rows.SCHEMA)

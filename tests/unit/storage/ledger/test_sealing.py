@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from storage.ledger import key_index, names, rows
-from storage.ledger.chunk_table import offsets, read_ledger_chunks
+from storage.ledger.chunk_table import chunk_offsets, read_ledger_chunks
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.names import ObjectKind
@@ -92,7 +92,7 @@ def test_a_sealed_ledger_is_what_its_row_says(object_store: ObjectStore, table: 
         "chunks": [r["offset"] for r in drawn if r["slot"] == rows.RowType.CHUNK and not belongs(r)],
     }
     chunks = read_ledger_chunks(object_store, ledger.index)
-    chunk_rows = zip(offsets(chunks).tolist(), chunks["index"].tolist(), chunks["count"].tolist(), strict=True)
+    chunk_rows = zip(chunk_offsets(chunks).tolist(), chunks["index"].tolist(), chunks["count"].tolist(), strict=True)
     expected = [r for r in drawn if r["slot"] == rows.RowType.CHUNK and belongs(r)]
     assert list(chunk_rows) == [(r["offset"], r["chunk_index"], r["chunk_count"]) for r in expected]
 

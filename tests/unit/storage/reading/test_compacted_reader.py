@@ -269,7 +269,7 @@ def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, to
     lost_manifest = manifest(bench, topic)
     bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     bench.compactor().compact(topic.name, RunPolicies(event_time_order=True))
-    for name in lost_manifest.objects:
+    for name in lost_manifest.object_names:
         bench.store.delete(name)
     everything = raw(topic)
     trim_compacted(bench, topic)

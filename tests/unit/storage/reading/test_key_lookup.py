@@ -52,7 +52,7 @@ def level(store: ObjectStore, records: Sequence[Record], bits: int, hasher: KeyH
     order = np.lexsort((lo, hi))
     locations = []
     for prefix in range(1 << bits):
-        inside = order[HashRange(prefix, bits).narrow(hi[order])]
+        inside = order[HashRange(prefix, bits).slice_of(hi[order])]
         area = (offset[inside], times[inside]) if events else (None, None)
         data, directory = encode_index(
             IndexRecords(hi[inside], lo[inside], offset[inside], *area), HashRange(prefix, bits)

@@ -163,13 +163,13 @@ def test_the_last_message_of_a_compacted_ledger_costs_each_chunk_table_once(
     chunked.append(bench, topic, [*chunked.whole("u", b"k", b"1", b"2"), *strays])
     bench.compact(topic)
     reads: list[int] = []
-    read_tables = chunk_table.read_tables
+    read_tables = chunk_table.read_chunk_tables
 
     def counted(store: ObjectStore, tables: Sequence[ChunkTable], hash_range: HashRange) -> list[Chunks]:
         reads.extend(range(len(tables)))
         return read_tables(store, tables, hash_range)
 
-    monkeypatch.setattr(chunk_table, "read_tables", counted)
+    monkeypatch.setattr(chunk_table, "read_chunk_tables", counted)
     assert topic.last_message_id(True) == ids(topic.messages(read_compacted=True))[-1]
     snapshot = topic.snapshot().compacted
     assert snapshot is not None

@@ -25,8 +25,8 @@ POSITIONS = BitMap([0, 2, 5])
 
 
 def test_a_deletion_vector_has_the_bytes_of_the_specification() -> None:
-    assert deletes.encode_vector(POSITIONS) == VECTOR
-    assert deletes.decode_vector(VECTOR) == POSITIONS
+    assert deletes.encode_deletion_vector(POSITIONS) == VECTOR
+    assert deletes.decode_deletion_vector(VECTOR) == POSITIONS
 
 
 @pytest.mark.parametrize("at", [0, 3, 5, 10, 30, len(VECTOR) - 1])
@@ -34,9 +34,9 @@ def test_a_changed_deletion_vector_is_refused(at: int) -> None:
     changed = bytearray(VECTOR)
     changed[at] ^= 1
     with pytest.raises(ValueError, match="deletion vector"):
-        deletes.decode_vector(bytes(changed))
+        deletes.decode_deletion_vector(bytes(changed))
     with pytest.raises(ValueError, match="deletion vector"):
-        deletes.decode_vector(VECTOR[:at])
+        deletes.decode_deletion_vector(VECTOR[:at])
 
 
 def test_a_puffin_file_has_one_blob_and_says_whose_rows_it_hides() -> None:
@@ -65,5 +65,5 @@ def test_position_deletes_name_the_part_in_each_row() -> None:
 
 def test_many_positions_are_the_same_after_a_round() -> None:
     many = BitMap([*range(0, 200_000, 3), *range(300_000, 400_000), 2**32 - 1])
-    assert deletes.decode_vector(deletes.encode_vector(many)) == many
+    assert deletes.decode_deletion_vector(deletes.encode_deletion_vector(many)) == many
     assert deletes.decode_position_deletes(deletes.encode_position_deletes(PART, many)) == many

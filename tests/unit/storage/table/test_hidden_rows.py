@@ -33,7 +33,7 @@ def write(store: ObjectStore, offsets: np.ndarray, **columns: list[Any]) -> Rows
         [
             pa.array(drawn[field.name], field.type)
             if field.name in drawn
-            else rows.constant(values.get(field.name), field.name, count)
+            else rows.constant_column(values.get(field.name), field.name, count)
             for field in rows.SCHEMA
         ],
         schema=rows.SCHEMA,
@@ -53,7 +53,7 @@ def test_positions_are_those_of_the_offsets(object_store: ObjectStore, offsets: 
     reader = RowsReader(object_store, write(object_store, offsets.astype(np.int64)))
     for count in (0, 1, 40, 300):
         positions = np.sort(RANDOM.choice(300, count, replace=False))
-        assert hidden_rows.positions_of(object_store, reader, offsets[positions]) == BitMap(positions.tolist())
+        assert hidden_rows.positions_of_offsets(object_store, reader, offsets[positions]) == BitMap(positions.tolist())
 
 
 def test_an_offset_without_a_row_is_damage(object_store: ObjectStore) -> None:
@@ -61,14 +61,14 @@ def test_an_offset_without_a_row_is_damage(object_store: ObjectStore) -> None:
     missing = np.setdiff1d(np.arange(SPARSE[0], SPARSE[-1]), SPARSE)
     for offset in (*missing[::500], SPARSE[-1] + 1):
         with pytest.raises(ObjectDamaged, match="the column offset"):
-            hidden_rows.positions_of(object_store, reader, np.array([offset]))
+            hidden_rows.positions_of_offsets(object_store, reader, np.array([offset]))
 
 
 def test_a_changed_byte_in_the_times_of_tombstones_never_hides_other_rows(object_store: ObjectStore) -> None:
     """Nor is that column read with the checksum of its row group."""
     kept = [int(number) if RANDOM.random() < 0.4 else None for number in range(300)]
     written = write(object_store, SPARSE, retained_at=kept)
-    expected = hidden_rows.unshown_rows(object_store, RowsReader(object_store, written))
+    expected = hidden_rows.positions_of_unshown_rows(object_store, RowsReader(object_store, written))
     assert expected == BitMap([number for number, time in enumerate(kept) if time is not None])
     data, refused = object_store.get(written.stored.name), 0
     group = RowsReader(object_store, written).metadata.row_group(1)
@@ -82,7 +82,7 @@ def test_a_changed_byte_in_the_times_of_tombstones_never_hides_other_rows(object
         object_store.put(name, bytes(changed))
         reader = RowsReader(object_store, replace(written, stored=replace(written.stored, name=name)))
         try:
-            assert hidden_rows.unshown_rows(object_store, reader) == expected
+            assert hidden_rows.positions_of_unshown_rows(object_store, reader) == expected
         except ObjectDamaged:
             refused += 1
     assert refused > 30
@@ -102,7 +102,7 @@ def test_a_changed_byte_in_the_column_of_offsets_never_gives_other_positions(obj
         object_store.put(name, bytes(changed))
         reader = RowsReader(object_store, replace(written, stored=replace(written.stored, name=name)))
         try:
-            assert hidden_rows.positions_of(object_store, reader, SPARSE[100:200]) == expected
+            assert hidden_rows.positions_of_offsets(object_store, reader, SPARSE[100:200]) == expected
         except ObjectDamaged:
             refused += 1
     assert refused > 30
@@ -112,11 +112,11 @@ def test_rows_that_are_no_messages_and_retained_tombstones_are_hidden(object_sto
     slots, kept = [0] * 300, [None] * 300
     slots[150], slots[151], kept[7], kept[299] = 2, 3, 1, 1  # type: ignore[call-overload]
     reader = RowsReader(object_store, write(object_store, SPARSE, slot=slots, retained_at=kept))
-    assert hidden_rows.unshown_rows(object_store, reader) == BitMap([7, 150, 151, 299])
+    assert hidden_rows.positions_of_unshown_rows(object_store, reader) == BitMap([7, 150, 151, 299])
     plain = RowsReader(object_store, write(object_store, SPARSE))
-    assert hidden_rows.unshown_rows(object_store, plain) == BitMap()
+    assert hidden_rows.positions_of_unshown_rows(object_store, plain) == BitMap()
     entries = RowsReader(object_store, write(object_store, SPARSE, slot=[2] * 100 + [0] * 200))
-    assert hidden_rows.unshown_rows(object_store, entries) == BitMap(range(100))
+    assert hidden_rows.positions_of_unshown_rows(object_store, entries) == BitMap(range(100))
 
 
 def test_retained_tombstones_are_found_without_the_other_columns(object_store: ObjectStore) -> None:
@@ -124,14 +124,14 @@ def test_retained_tombstones_are_found_without_the_other_columns(object_store: O
     payloads = [RANDOM.bytes(2000) for _ in range(300)]
     reader = RowsReader(object_store, write(object_store, SPARSE, retained_at=kept, payload=payloads))
     with mock.patch.object(object_store, "get", wraps=object_store.get) as get:
-        assert hidden_rows.unshown_rows(object_store, reader) == BitMap(range(0, 300, 3))
+        assert hidden_rows.positions_of_unshown_rows(object_store, reader) == BitMap(range(0, 300, 3))
     assert sum(call.args[2] for call in get.call_args_list) < reader.stored.size / 100
 
 
 def test_statistics_of_the_footer(object_store: ObjectStore) -> None:
     times = [None, *range(-5, 294)]
     reader = RowsReader(object_store, write(object_store, SPARSE, event_time=times))
-    known = hidden_rows.statistics(reader)
+    known = hidden_rows.part_statistics(reader)
     ids = {
         rows.FIELD_IDS[name]
         for name in ("offset", "ledger_id", "entry_id", "batch_index", "publish_time", "event_time")

@@ -9,9 +9,9 @@ import fastavro
 import pytest
 
 from storage.table.manifests import (
-    Content,
-    Entry,
-    Status,
+    EntryStatus,
+    ManifestContent,
+    ManifestEntry,
     decode_manifest,
     decode_manifest_list,
     encode_manifest,
@@ -26,10 +26,10 @@ def file(path: str, records: int, **values: Any) -> dict[str, Any]:
 
 
 ENTRIES = [
-    Entry(Status.ADDED, 8, None, file("new", 3)),
-    Entry(Status.EXISTING, 6, 1, file("kept", 4, first_row_id=20)),
-    Entry(Status.ADDED, 8, None, file("newer", 2)),
-    Entry(Status.DELETED, 8, 1, file("removed", 5)),
+    ManifestEntry(EntryStatus.ADDED, 8, None, file("new", 3)),
+    ManifestEntry(EntryStatus.EXISTING, 6, 1, file("kept", 4, first_row_id=20)),
+    ManifestEntry(EntryStatus.ADDED, 8, None, file("newer", 2)),
+    ManifestEntry(EntryStatus.DELETED, 8, 1, file("removed", 5)),
 ]
 
 
@@ -46,24 +46,24 @@ def field_ids(schema: Any) -> set[int]:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_an_entry_inherits_from_the_list_what_it_leaves_out(version: int) -> None:
-    data = encode_manifest(version, Content.DATA, ENTRIES)
-    listed = manifest_file("m", len(data), Content.DATA, 8, 3, 100 if version == 3 else None, ENTRIES)
+    data = encode_manifest(version, ManifestContent.DATA, ENTRIES)
+    listed = manifest_file("m", len(data), ManifestContent.DATA, 8, 3, 100 if version == 3 else None, ENTRIES)
     entries = decode_manifest(data, listed)
     assert [(each.file["file_path"], each.sequence_number) for each in entries] == [
         ("new", 3),
         ("kept", 1),
         ("newer", 3),
     ]
-    assert all(each.status is Status.EXISTING for each in entries)
+    assert all(each.status is EntryStatus.EXISTING for each in entries)
     if version == 3:
         assert [each.file["first_row_id"] for each in entries] == [100, 20, 103]
-    again = encode_manifest(version, Content.DATA, entries)
+    again = encode_manifest(version, ManifestContent.DATA, entries)
     assert decode_manifest(again, listed) == entries
-    assert encode_manifest(version, Content.DATA, ENTRIES) == data, "equal values have equal bytes"
+    assert encode_manifest(version, ManifestContent.DATA, ENTRIES) == data, "equal values have equal bytes"
 
 
 def test_the_headers_and_ids_of_a_manifest() -> None:
-    reader = fastavro.reader(io.BytesIO(encode_manifest(3, Content.DELETES, ENTRIES)))
+    reader = fastavro.reader(io.BytesIO(encode_manifest(3, ManifestContent.DELETES, ENTRIES)))
     assert reader.codec == "deflate"
     header = {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")}
     assert header.pop("schema").startswith('{"type": "struct", "schema-id": 0')
@@ -76,12 +76,12 @@ def test_the_headers_and_ids_of_a_manifest() -> None:
     }
     v3 = field_ids(reader.writer_schema)
     assert v3 >= {0, 1, 2, 3, 4, 100, 101, 102, 103, 104, 108, 117, 118, 132, 133, 134, 140, 142, 143, 144, 145}
-    v2 = field_ids(fastavro.reader(io.BytesIO(encode_manifest(2, Content.DATA, ENTRIES))).writer_schema)
+    v2 = field_ids(fastavro.reader(io.BytesIO(encode_manifest(2, ManifestContent.DATA, ENTRIES))).writer_schema)
     assert v3 - v2 == {142, 144, 145}
 
 
 def test_a_list_counts_the_files_of_its_manifests() -> None:
-    listed = manifest_file("m", 77, Content.DATA, 8, 3, 100, ENTRIES)
+    listed = manifest_file("m", 77, ManifestContent.DATA, 8, 3, 100, ENTRIES)
     data = encode_manifest_list(3, 8, None, 3, 100, [listed])
     reader = fastavro.reader(io.BytesIO(data))
     assert {name: value for name, value in reader.metadata.items() if not name.startswith("avro.")} == {

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from storage.ledger import rows
-from storage.table.metadata import Snapshot, TableMetadata, first_metadata, next_metadata
+from storage.table.metadata import Snapshot, TableMetadata, initial_metadata, next_metadata
 from storage.table.schema import NAME_MAPPING, SCHEMA, SHOWN
 
 UID = "0a" * 16
@@ -15,7 +15,7 @@ DAY = 86_400_000
 
 
 def empty(version: int = 3) -> TableMetadata:
-    return first_metadata(version, "persistent://public/default/t", UID, "s3://bucket/topics/" + UID)
+    return initial_metadata(version, "persistent://public/default/t", UID, "s3://bucket/topics/" + UID)
 
 
 def snapshot(ledger_id: int, created_at: int = 1000, added: int = 5, first: int = 0) -> Snapshot:
@@ -67,8 +67,8 @@ def test_a_later_snapshot_continues_the_table_and_no_time_goes_back() -> None:
     first = next_metadata(empty(), None, snapshot(6), DAY, 10)
     second = next_metadata(first, "s3://first", snapshot(8, created_at=700, added=2, first=5), DAY, 10)
     assert [each["snapshot-id"] for each in second.snapshots] == [6, 8]
-    assert second.current["parent-snapshot-id"] == 6
-    assert second.current["timestamp-ms"] == second.document["last-updated-ms"] == 1000
+    assert second.current_snapshot["parent-snapshot-id"] == 6
+    assert second.current_snapshot["timestamp-ms"] == second.document["last-updated-ms"] == 1000
     assert second.document["metadata-log"] == [{"timestamp-ms": 1000, "metadata-file": "s3://first"}]
     assert second.next_row_id == 7
     assert TableMetadata.decode(second.encode()) == second

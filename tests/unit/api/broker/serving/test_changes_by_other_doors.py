@@ -48,7 +48,7 @@ def test_a_time_to_live_moves_the_cursor_of_connected_consumers(bench: Workbench
             assert cursor is not None
             live = ServedSubscription(asyncio.get_running_loop(), served, reader.subscription, cursor)
             limits = BacklogLimits(bench, lambda _, name: live if name == "s" else None)
-            await asyncio.to_thread(limits.apply, topic.record, TopicPolicies(message_ttl_seconds=60))
+            await asyncio.to_thread(limits.enforce, topic.record, TopicPolicies(message_ttl_seconds=60))
             assert reader.subscription.position.backlog(10, 0) == 0
             await reader.flow(ALL)
             produce(served, ["k"])
