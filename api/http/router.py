@@ -24,6 +24,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -76,7 +77,7 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the function that answers a request: it checks permissions, reads and parses the body, then calls
         FastAPI's handler."""
-        handle = super().get_route_handler()
+        handle = self._get_handler_without_permissions()
         permissions = [
             dependency.dependency
             for dependency in self.dependencies
@@ -94,6 +95,19 @@ class Route(APIRoute):
             return await handle(request)
 
         return answer
+
+    def _get_handler_without_permissions(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler, which does not resolve the permission checks: `answer` has made them.
+
+        The checks remain in `dependant` for the OpenAPI document.
+        """
+        dependant = self.dependant
+        resolved = [each for each in dependant.dependencies if not isinstance(each.call, PermissionCheck)]
+        self.dependant = replace(dependant, dependencies=resolved)
+        try:
+            return super().get_route_handler()
+        finally:
+            self.dependant = dependant
 
     @functools.cached_property
     def _response_adapter(self) -> TypeAdapter[Any]:
