@@ -22,7 +22,7 @@ from sqlalchemy import Connection, RowMapping, delete, func, select, update
 
 from storage.errors import NO_ERROR, Conflict, ErrorText, NotFound
 from storage.metadata import queries
-from storage.metadata.tables import mirror_partitions, mirrors
+from storage.metadata.tables import mirror_partitions, mirrors, partitioned_topics
 from storage.metadata.transactions import Context
 from storage.model import TopicName
 
@@ -230,10 +230,18 @@ def store_progress(
 
 
 def remove(connection: Connection, topic: TopicName) -> None:
-    """Delete a mirror; its topic stays. Raises NotFound."""
-    get(connection, topic)
+    """Delete a mirror; its topic stays, and keeps the id of the source. Raises NotFound."""
+    mirror = get(connection, topic)
+    of_topic = partitioned_topics.c.name == str(topic)
+    queries.change_where(connection, partitioned_topics, of_topic, removed_source_topic_id=mirror.source_topic_id)
     connection.execute(delete(mirror_partitions).where(mirror_partitions.c.topic == str(topic)))
     connection.execute(delete(mirrors).where(mirrors.c.topic == str(topic)))
+
+
+def removed_source_topic_id(connection: Connection, topic: TopicName) -> str | None:
+    """Return the id in Kafka of the source of the topic's last removed mirror; None: no mirror of it was removed."""
+    statement = select(partitioned_topics.c.removed_source_topic_id).where(partitioned_topics.c.name == str(topic))
+    return connection.execute(statement).scalar_one_or_none()
 
 
 def _update(connection: Connection, context: Context, topic: TopicName, **values: object) -> None:

@@ -418,6 +418,7 @@ class MirrorStore(Store):
     store_error = writes(mirrors.store_error)
     store_progress = writes(mirrors.store_progress)
     remove = writes(mirrors.remove)
+    removed_source_topic_id = reads(mirrors.removed_source_topic_id)
 
 
 class StatsStore(Store):

@@ -154,8 +154,11 @@ partitioned_topics = Table(
     Column("partitions", BigInteger, nullable=False),
     Column("properties", JSON, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("removed_source_topic_id", String(32)),
 )
-"""Partitioned topics; their partitions are topics of their own, named `…-partition-0` and so on."""
+"""Partitioned topics; their partitions are topics of their own, named `…-partition-0` and so on.
+`removed_source_topic_id`: the id in Kafka of the source of the last mirror that was removed; null: none was removed.
+"""
 
 sequences = Table(
     "sequences",

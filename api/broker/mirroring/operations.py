@@ -36,7 +36,8 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Mir
 
     Kafka must answer now. `topic` is created with as many partitions as the source, or gets the partitions that it
     lacks. Deduplication is switched on, since the sequence ids are the position in Kafka. Raise Conflict if a partition
-    has messages of another origin; InvalidInput, MissingNamespace, Unavailable, Misconfigured.
+    has messages of another origin, or of a source that was deleted in Kafka; InvalidInput, MissingNamespace,
+    Unavailable, Misconfigured.
     """
     names.check_not_system_topic(topic)
     names.namespace(environment, names.namespace_of(topic))
@@ -52,8 +53,15 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Mir
                 f"{topic} has {present.partitions} partitions, and {source.topic} in Kafka has {count}",
                 "name another topic, or one that does not exist: it is created",
             )
+        removed_id = environment.metadata.mirrors.removed_source_topic_id(topic)
         for partition in names.topics(environment, topic):
-            _check_messages_are_of_source(environment, partition, described.cluster_id, source.topic)
+            has_messages = _has_messages_of_source(environment, partition, described.cluster_id, source.topic)
+            if has_messages and removed_id not in (None, described.uid):
+                raise Conflict(
+                    f"{topic} has messages of a topic {source.topic} that was deleted in Kafka and created again: its "
+                    f"id was {removed_id} when the mirror was removed, and is {described.uid} now",
+                    "name another topic, or delete this one: offsets of the new source say nothing about its messages",
+                )
         if present.partitions < count:
             partitions.grow(environment, topic, count)
     scopes = [topic_scope(record) for record in names.topics(environment, topic)]
@@ -72,25 +80,27 @@ def _check_not_mirrored(environment: Environment, topic: TopicName) -> None:
     raise Conflict(f"{topic} is a mirror of {mirror.source} already", "remove that mirror, or name another topic")
 
 
-def _check_messages_are_of_source(
-    environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str
-) -> None:
-    """Raise Conflict if a partition has messages, and neither its stored sequence ids nor its first or last messages
-    are of the source. Messages that only another machine can read are not checked."""
-    from api.broker.mirroring.position import is_empty_or_mirrors_source, mirror_and_import_producer_names
+def _has_messages_of_source(environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str) -> bool:
+    """Return whether a partition ever had messages. Raise Conflict if neither its stored sequence ids nor its first or
+    last messages are of the source. Messages that only another machine can read are not checked."""
+    from api.broker.mirroring.position import mirror_and_import_producer_names, mirrors_source
     from storage.topic import Topic
 
     of_source = mirror_and_import_producer_names(cluster_id, source_topic, record.name.partition)
     stored = environment.metadata.producer_sequences.of_topic(record.id)
     if stored is not None and not (stored.highest or {}).keys().isdisjoint(of_source):
-        return
+        return True
     with suppress(SegmentNotLocal):
-        if not is_empty_or_mirrors_source(Topic(environment, record), of_source):
+        storage = Topic(environment, record)
+        if not storage.snapshot_reader().end:
+            return False
+        if not mirrors_source(storage, of_source):
             raise Conflict(
                 f"{record.name} has messages, and neither the first nor the last ones say that they came from "
                 f"{source_topic} of the Kafka cluster {cluster_id}",
                 "name another topic, or one that does not exist: it is created",
             )
+    return True
 
 
 async def _describe_source_topic(source: MirrorSource) -> SourceTopic:

@@ -59,8 +59,8 @@ def last_mirrored_offset(storage: Topic, names: tuple[str, str], start: int | No
     )
 
 
-def is_empty_or_mirrors_source(storage: Topic, names: tuple[str, str]) -> bool:
-    """Return whether a topic never had a message, or a producer of `names` wrote its first or last messages.
+def mirrors_source(storage: Topic, names: tuple[str, str]) -> bool:
+    """Return whether a producer of `names` wrote the first or last messages of a topic that had some.
 
     Reads the log. Raises SegmentNotLocal, DataLoss.
 
@@ -68,8 +68,6 @@ def is_empty_or_mirrors_source(storage: Topic, names: tuple[str, str]) -> bool:
     producers write later. So the rest of the log need not be read.
     """
     reader = storage.snapshot_reader()
-    if not reader.end:
-        return True
     first = islice(storage.producer_sequences(reader.first_offset), 1)
     last = storage.producer_sequences(max(reader.first_offset, reader.end - LAST_MESSAGES))
     return any(not scanned.highest.keys().isdisjoint(names) for scanned in chain(first, last))

@@ -330,6 +330,11 @@ def test_a_topic_made_again_stops_the_mirror(broker: Kafka, service: Lives, topi
     _produce(broker, topic, [{"key": b"k", "value": b"new"}] * 5)
     wait_for(lambda: _mirror(service.rest, topic)["state"] == "failed", seconds=60)
     assert f"{topic} in Kafka was deleted and created again" in _mirror(service.rest, topic)["error"]
+    path = f"/admin/v2/persistent/public/default/{topic}/mirror"
+    assert service.rest.delete(path).is_success
+    answer = service.rest.put(path, json={"source": f"kafka://{broker.address}/{topic}"})
+    assert answer.status_code == 409
+    assert f"has messages of a topic {topic} that was deleted in Kafka and created again" in answer.text
     assert [row[1] for row in _here(service.rest, topic, 0)] == [b"old"]
 
 

@@ -37,6 +37,25 @@ def test_a_mirror_is_added_once_and_removed(store: MetadataStore, clock: ManualC
             call(TOPIC)
 
 
+def test_the_topic_keeps_the_id_of_the_removed_source(store: MetadataStore) -> None:
+    mirrors = store.mirrors
+    store.tenancy.ensure_namespace(TOPIC)
+    store.partitions.create(TOPIC, 1, {})
+    mirrors.add(NEW)
+    assert mirrors.removed_source_topic_id(TOPIC) is None
+    mirrors.remove(TOPIC)
+    assert mirrors.removed_source_topic_id(TOPIC) == NEW.source_topic_id
+    mirrors.add(replace(NEW, source_topic_id="cd" * 16))
+    mirrors.remove(TOPIC)
+    assert mirrors.removed_source_topic_id(TOPIC) == "cd" * 16
+    mirrors.add(NEW)
+    store.partitions.delete(TOPIC, False)
+    mirrors.remove(TOPIC)
+    assert mirrors.removed_source_topic_id(TOPIC) is None
+    store.partitions.create(TOPIC, 1, {})
+    assert mirrors.removed_source_topic_id(TOPIC) is None, "a new topic has no messages of the source"
+
+
 def test_it_stops_pauses_and_goes_on(store: MetadataStore, clock: ManualClock) -> None:
     mirrors = store.mirrors
     mirrors.add(NEW)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -279,6 +280,37 @@ def test_a_topic_of_others_is_refused_and_not_changed(mirrored: Mirrored) -> Non
     operations.add(environment, source, name)
     assert len(operations.topic_partitions(environment, name)) == 2
     assert environment.metadata.policies.effective(topic.record).deduplication_enabled
+
+
+def test_a_source_that_was_made_again_is_refused_after_removal(mirrored: Mirrored) -> None:
+    """Its first records would be taken for those that are here. The same source goes on, and a new topic takes any."""
+    environment = mirrored.broker.environment
+    source = MirrorSource.parse(mirrored.kafka.url, MirrorOptions())
+
+    def make_again(count: int) -> str:
+        topic = mirrored.kafka.topic = FakeTopic("users", [Log()], uuid4().bytes)
+        topic.append(0, Batch(records(0, count)))
+        return topic.topic_id.hex()
+
+    first = mirrored.mirrors.get(TOPIC).source_topic_id
+    operations.remove(environment, TOPIC)
+    second = make_again(5)
+    operations.add(environment, source, TOPIC)
+    assert mirrored.mirrors.get(TOPIC).source_topic_id == second != first, "no message of the first one is here"
+    asyncio.run(mirrored.mirror_to_end())
+    operations.remove(environment, TOPIC)
+    operations.add(environment, source, TOPIC)
+    operations.remove(environment, TOPIC)
+    third = make_again(9)
+    with pytest.raises(
+        Conflict,
+        match=f"messages of a topic users that was deleted in Kafka and created again: its id was {second} .* {third}",
+    ):
+        operations.add(environment, source, TOPIC)
+    partitions.delete(mirrored.broker, TOPIC, force=True)
+    operations.add(environment, source, TOPIC)
+    asyncio.run(mirrored.mirror_to_end())
+    assert mirrored.stored() == list(range(9))
 
 
 def test_a_long_log_of_others_is_not_read_whole(mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
