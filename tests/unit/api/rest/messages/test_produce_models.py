@@ -31,7 +31,7 @@ def test_as_many_messages_as_may_be_and_no_more(monkeypatch: pytest.MonkeyPatch)
     assert len(messages(of(*[payload] * MOST))) == len(messages(line * MOST, LINES)) == MOST
     assert messages(line.strip(), LINES)[0].payload == b'"{['
     monkeypatch.setattr(produce_models.ProducerMessages, "model_validate_json", None)  # it is not asked
-    monkeypatch.setattr(produce_models, "parse_rows", None)
+    monkeypatch.setattr(produce_models, "parse_json_lines", None)
     for body, kind in ((of(*[payload] * (MOST + 1)), "application/json"), (line * (MOST + 1), LINES)):
         with pytest.raises(RestException, match=r"more than 10 messages: .* limits.messages") as refused:
             messages(body, kind)
