@@ -61,7 +61,7 @@ def _is_caught_up(source: httpx.Client, topic: str) -> bool:
 
 @pytest.mark.parametrize(
     ("max_kills", "seconds", "restart_every"),
-    [(6, 60, None), pytest.param(100, 1_800, 25, marks=pytest.mark.soak)],
+    [(10, 120, None), pytest.param(100, 1_800, 25, marks=pytest.mark.soak)],
 )
 def test_everything_once_and_in_order_through_kills(
     tmp_path: Path, max_kills: int, seconds: float, restart_every: int | None

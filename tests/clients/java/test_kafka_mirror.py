@@ -205,7 +205,7 @@ def _stopped(broker: Kafka) -> Iterator[None]:
     broker.launch()
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.soak)])
 def test_everything_once_and_in_order_through_kills(tmp_path: Path, broker: Kafka, topic: str, kills: int) -> None:
     """The service is killed; in between, the broker is restarted and a partition added."""
     rng = random.Random(7)
