@@ -22,6 +22,7 @@ from compactor.run import run_input
 from compactor.run.plan import RunPolicies
 from compactor.scheduling.status import CompactionStatus
 from storage.errors import NO_ERROR, CompactionRunning, Conflict, ErrorText, InvalidInput, SegmentNotLocal
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import MANUAL, RunState
 from storage.model import EARLIEST, SourcePosition
 from storage.topic import Topic
@@ -103,16 +104,19 @@ class EntryPage:
 
 
 def compact_up_to(
-    broker: Broker, name: TopicName, upto: SourcePosition, request: str | None, by: str
+    broker: Broker, name: TopicName, upto: SourcePosition, request: str | None, by: str, retain_null_key: bool
 ) -> CompactionRequestState:
     """Request a compaction of all entries up to a position of the replicating broker, or ask for its state.
 
     `request`: None: this is the first call; then the text of the first result. An active run counts, and is followed by
-    another one if its input ends before that position. `by`: the caller's name, for the audit log. Raise
-    PartitionedTopicRefused, TopicNotFound, NotTheOwner, CompactionPaused, Conflict.
+    another one if its input ends before that position. `by`: the caller's name, for the audit log. `retain_null_key`:
+    set the topic's policy to keep messages without a key, for later runs, too. Raise PartitionedTopicRefused,
+    TopicNotFound, NotTheOwner, CompactionPaused, Conflict.
     """
     record = names.unpartitioned_topic(broker.environment, name)
     broker.ownership.check_for_reading(record)
+    if retain_null_key:
+        _retain_null_keys(broker, record)
     control = broker.environment.metadata.compaction_control
     activity = control.activity(record.id)
     goal = _new_request(broker, record, upto) if request is None else _CompactionRequest.parse(request)
@@ -133,6 +137,13 @@ def compact_up_to(
         with suppress(CompactionRunning):
             broker.control.trigger(record, MANUAL, by)
     return CompactionRequestState(CompactionStatus.RUNNING, str(goal), run)
+
+
+def _retain_null_keys(broker: Broker, record: TopicRecord) -> None:
+    """Set the policy of a topic that keeps messages without a key, unless it is in force. Raise TopicNotFound."""
+    policies = broker.environment.metadata.policies
+    if not policies.effective(record).compaction_retain_null_key:
+        policies.change([topic_scope(record)], {"compaction.retain-null-key": True})
 
 
 def _is_compacted_except_young(broker: Broker, snapshot: TopicSnapshot, run: RunRecord | None, end: int) -> bool:

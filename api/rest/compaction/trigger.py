@@ -59,6 +59,13 @@ async def compact(
         Query(description="All entries of the source cluster up to this position of it, `ledger:entry`, are here."),
     ] = None,
     request: Annotated[str | None, Query(description="With `upto`: that of the first answer, to ask again.")] = None,
+    retain_null_key: Annotated[
+        bool,
+        Query(
+            alias="retain-null-key",
+            description="With `upto`: set the topic's policy `compaction.retain-null-key`; false: leave it as it is.",
+        ),
+    ] = False,
 ) -> Response:
     """Request a compaction of a topic, or of each partition. 409 while one of them is compacted or paused.
 
@@ -70,7 +77,9 @@ async def compact(
         await pools[WaitsFor.DATABASE].run(_trigger_compaction, broker, topic, caller)
         return no_content_response()
     position = parse_source_position(upto)
-    state = await pools[WaitsFor.STORE].run(source_compaction.compact_up_to, broker, topic, position, request, caller)
+    state = await pools[WaitsFor.STORE].run(
+        source_compaction.compact_up_to, broker, topic, position, request, caller, retain_null_key
+    )
     run = None
     if state.run is not None:
         run = run_document(topic, state.run, broker.environment.clock.now_ms(), wording=wording)

@@ -150,11 +150,12 @@ class CompactingBroker:
 
 @contextmanager
 def compacting_broker(
-    folder: Path, version: str, jar: Path, *, is_secure: bool = False, is_direct: bool = False
+    folder: Path, version: str, jar: Path, *, is_secure: bool = False, is_direct: bool = False, **settings: str
 ) -> Iterator[CompactingBroker]:
     """Start a service, and a broker of a version with the plug-in.
 
-    `is_secure`: the link speaks TLS; `is_direct`: the broker asks the service past the link.
+    `is_secure`: the link speaks TLS; `is_direct`: the broker asks the service past the link. `settings`: more lines of
+    broker.conf.
     """
     with ExitStack() as stack:
         port, broker_service_port = free_ports(2)
@@ -166,7 +167,9 @@ def compacting_broker(
         files = certificate(folder) if is_secure else None
         link = stack.enter_context(FaultyLink(service.url, files).running())
         assert httpx.put(f"{service.url}/admin/v2/namespaces/{NAMESPACE}").is_success
-        lines = SETTINGS | {
+        lines = {
+            **SETTINGS,
+            **settings,
             "compactorServiceUrl": service.url if is_direct else link.url,
             "compactorTlsTrustCertsFilePath": str(files[0]) if files else "",
         }

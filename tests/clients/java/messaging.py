@@ -29,9 +29,13 @@ class JavaProducer:
     def send_together(self, messages: Iterable[Pair]) -> None:
         """Send messages, batched if the producer batches, and wait for all."""
         for key, value in messages:
-            sent = self._message(key, value, {}).sendAsync()
+            sent = self.send_async(key, value)
         self.java.flush()
         sent.get()
+
+    def send_async(self, key: str | None, value: bytes | None, **options: Any) -> Any:
+        """Send a message; a future of its id."""
+        return self._message(key, value, options).sendAsync()
 
     def _message(self, key: str | None, value: bytes | None, options: dict[str, Any]) -> Any:
         message = self.java.newMessage().value(value)

@@ -11,8 +11,9 @@ import secrets
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import httpx
@@ -28,7 +29,7 @@ from tests.clients.java.broker import LOCKS, VERSION
 from tests.clients.java.compacting_broker import NAMESPACE, PATTERN, CompactingBroker, compacting_broker
 from tests.clients.java.jvm import OPTIONS, PulsarAdmin, java, jvm
 from tests.clients.java.maven import class_path
-from tests.clients.java.messaging import java_client
+from tests.clients.java.messaging import JavaClient, java_client
 from tests.clients.java.plugin_jar import PROJECT, SOURCES, compile_java, plugin_checks, plugin_jar
 from tests.clients.python.conftest import all_of, compacted_values, wait_for
 from tests.real_input import real_input
@@ -58,9 +59,13 @@ def checks(jar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, jar: Path
 ) -> Iterator[CompactingBroker]:
-    """A broker of a version. The newest one asks the service over TLS, and trusts a certificate of its own."""
-    folder = tmp_path_factory.mktemp("broker")
-    with compacting_broker(folder, request.param, jar, is_secure=request.param == VERSION) as started:
+    """A broker of a version. The newest one asks the service over TLS, and trusts a certificate of its own; the other
+    ones keep messages without a key."""
+    folder, is_newest = tmp_path_factory.mktemp("broker"), request.param == VERSION
+    retains = str(not is_newest).lower()
+    with compacting_broker(
+        folder, request.param, jar, is_secure=is_newest, topicCompactionRetainNullKey=retains
+    ) as started:
         yield started
 
 
@@ -97,7 +102,110 @@ def drain(reader: pulsar.Reader) -> list[tuple[str, bytes]]:
     return [message for message in messages if any(message)]
 
 
+Kept = tuple[str | None, bool, bytes]
+"""Key, whether it is binary, and value of a message."""
+
+
+def kept_by_both(
+    broker: CompactingBroker, client: JavaClient, send: Callable[..., None], *arguments: Any
+) -> tuple[list[Kept], list[Kept]]:
+    """Send the same messages to two topics by `send(topic, *arguments)`, compact one by the service and one by Pulsar's
+    compactor, and return what a compacted reader of each gets, the service's first.
+
+    After the chunks that its compactor leaves, Pulsar says that a message is available, and there is none.
+    """
+    kept = []
+    for topic in (broker.topic(), broker.topic("public/default")):
+        send(topic, *arguments)
+        broker.compact(topic)
+        reader, rows = client.reader(topic, compacted=True), []
+        while reader.has_message_available():
+            message = reader.java.readNext(2, client.seconds)
+            if message is None:
+                break
+            rows.append((message.getKey(), message.hasBase64EncodedKey(), bytes(message.getData() or b"")))
+        reader.java.close()
+        kept.append(rows)
+    ours, pulsars = kept
+    return ours, pulsars
+
+
 # Every version
+
+
+@EACH_VERSION
+def test_messages_without_a_key_stay_as_the_broker_says(broker: CompactingBroker, gateway: JavaGateway) -> None:
+    """The broker's own setting decides for both compactors: topicCompactionRetainNullKey."""
+    messages = [("a", b"1"), (None, b"x"), ("b", b"1"), (None, b""), ("a", b"2"), (None, None), ("b", None)]
+    retains = broker.broker.artifacts.version != VERSION
+
+    def send(topic: str, is_batched: bool) -> None:
+        producer = client.producer(topic, batched=is_batched)
+        producer.send_together(messages)
+        producer.java.close()
+
+    with java_client(gateway, broker.broker.url) as client:
+        for is_batched in (False, True):
+            ours, pulsars = kept_by_both(broker, client, send, is_batched)
+            assert ours == pulsars
+            keyless = [row[2] for row in ours if row[0] is None]
+            assert keyless == ([b"x", b"", b""] if retains else [])
+            assert [row[2] for row in ours if row[0] is not None] == [b"2"]
+
+
+@ONE_VERSION
+def test_binary_keys(broker: CompactingBroker, gateway: JavaGateway) -> None:
+    """Clients send them as base64. A key is its bytes for the service (P10), and the text of base64 for Pulsar."""
+
+    def send(topic: str, is_batched: bool, *texts: str) -> None:
+        producer = client.producer(topic, batched=is_batched)
+        for number in range(3):
+            for key in (b"\x00\xff", b"", b"\x01\x02", b"plain"):
+                producer.send_async(None, b"%d" % number, keyBytes=key)
+        producer.send_async(None, None, keyBytes=b"\x00\xff")
+        for text in texts:
+            producer.send_async(text, b"text")
+        producer.java.flush()
+        producer.java.close()
+
+    empty, two, plain = (("", True, b"2"), ("AQI=", True, b"2"), ("cGxhaW4=", True, b"2"))
+    with java_client(gateway, broker.broker.url) as client:
+        for is_batched in (False, True):
+            ours, pulsars = kept_by_both(broker, client, send, is_batched)
+            assert ours == pulsars == [empty, two, plain]
+        texts = ("plain", False, b"text"), ("AQI=", False, b"text")
+        ours, pulsars = kept_by_both(broker, client, send, False, "plain", "AQI=")
+        assert ours == [empty, two, *texts]
+        assert pulsars == [empty, plain, *texts]
+
+
+@ONE_VERSION
+def test_chunked_messages_are_kept_whole(broker: CompactingBroker, gateway: JavaGateway) -> None:
+    """Pulsar's compactor keeps the last chunk of each alone, so that no client gets the message."""
+    large = [bytes([letter]) * 25_000 for letter in b"abcd"]
+
+    def send(topic: str) -> None:
+        first, second = (
+            client.producer(topic, producerName=name, enableChunking=True, chunkMaxMessageSize=10_000)
+            for name in ("one", "two")
+        )
+        first.send_async("k", large[0])
+        second.send_async("l", large[1])
+        first.send_async("small", b"1")
+        second.send_async("k", large[2])
+        first.send_async("gone", large[3])
+        for producer in (first, second):
+            producer.java.flush()
+        second.send("gone", None)
+        second.send("last", b"1")
+        for producer in (first, second):
+            producer.java.close()
+
+    with java_client(gateway, broker.broker.url) as client:
+        ours, pulsars = kept_by_both(broker, client, send)
+    expected = [("l", False, large[1]), ("small", False, b"1"), ("k", False, large[2]), ("last", False, b"1")]
+    assert sorted(ours) == sorted(expected)
+    assert [row for row in ours if len(row[2]) == 1] == pulsars
 
 
 @EACH_VERSION

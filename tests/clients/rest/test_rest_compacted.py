@@ -25,7 +25,7 @@ from tests.pulsar_entries import PUBLISHED, entry, metadata
 FRAME = struct.Struct(">qqI")
 
 
-def replicate(topic: RestTopic, first: int, keys: Sequence[bytes], ledger: int = 7) -> None:
+def replicate(topic: RestTopic, first: int, keys: Sequence[bytes | None], ledger: int = 7) -> None:
     """Append an entry a key, as the replicator of one cluster does."""
     opened, broker = topic.served.topic(topic.name), topic.served.broker
     entries = []
@@ -93,6 +93,16 @@ def test_a_run_up_to_a_position(rest_topic: RestTopic) -> None:
         "messages": 3,
     }
     assert page(rest_topic) == [(7, 1, b"1"), (7, 2, b"2"), (7, 3, b"3")]
+
+
+def test_messages_without_a_key_stay_if_the_source_says_so(rest_topic: RestTopic) -> None:
+    """A policy of the topic, for its later runs, too."""
+    replicate(rest_topic, 0, [b"a", None, b"a"])
+    compact_up_to(rest_topic, "7:2&retain-null-key=true")
+    assert ids(rest_topic) == [1, 2]
+    replicate(rest_topic, 3, [None, b"a"])
+    compact_up_to(rest_topic, "7:4")
+    assert ids(rest_topic) == [1, 3, 4]
 
 
 def test_pages(rest_topic: RestTopic) -> None:

@@ -7,6 +7,7 @@ import java.io.File;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.HashMap;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
@@ -145,11 +146,17 @@ final class CompactorClient implements AutoCloseable {
     /**
      * Returns the run that compacted all entries up to a position, or null if none was needed.
      *
+     * @param retainsNullKeys whether the service keeps messages without a key, from now on; false: as its policies say
      * @param isEnded whether nobody waits for it any more
      */
-    CompletableFuture<JsonNode> compactUpTo(String topic, Position upTo, BooleanSupplier isEnded) {
+    CompletableFuture<JsonNode> compactUpTo(
+            String topic, Position upTo, boolean retainsNullKeys, BooleanSupplier isEnded) {
         long deadline = System.nanoTime() + settings.runTimeout().toNanos();
-        return askForRun(topic, Map.of("upto", text(upTo)), FIRST_PAUSE_MS, deadline, isEnded);
+        Map<String, Object> query = new HashMap<>(Map.of("upto", text(upTo)));
+        if (retainsNullKeys) {
+            query.put("retain-null-key", true);
+        }
+        return askForRun(topic, query, FIRST_PAUSE_MS, deadline, isEnded);
     }
 
     private CompletableFuture<JsonNode> askForRun(

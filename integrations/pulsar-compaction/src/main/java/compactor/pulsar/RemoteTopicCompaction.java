@@ -113,7 +113,9 @@ final class RemoteTopicCompaction implements TopicCompactionService {
                 .thenCompose(ignored -> factory.mirror().caughtUp(topic, loaded.getManagedLedger(), isEnded))
                 .thenCompose(arrived -> client.view(topic).thenCompose(before -> {
                     checkWhole(loaded, before);
-                    return confirm(loaded, before).thenCompose(ignored -> client.compactUpTo(topic, arrived, isEnded));
+                    boolean retainsNullKeys = factory.pulsar().getConfiguration().isTopicCompactionRetainNullKey();
+                    return confirm(loaded, before)
+                            .thenCompose(ignored -> client.compactUpTo(topic, arrived, retainsNullKeys, isEnded));
                 }))
                 .thenCompose(run -> client.view(topic)
                         .thenCompose(view -> adopt(loaded, view))

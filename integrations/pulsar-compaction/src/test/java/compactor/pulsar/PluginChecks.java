@@ -525,7 +525,7 @@ public final class PluginChecks {
         AtomicBoolean isEnded = new AtomicBoolean();
         try (Service service = new Service(request -> 200)) {
             service.json = "{\"status\": \"RUNNING\", \"request\": \"1.1.1\"}";
-            CompletableFuture<?> run = service.client.compactUpTo(TOPIC, position("1:1"), isEnded::get);
+            CompletableFuture<?> run = service.client.compactUpTo(TOPIC, position("1:1"), false, isEnded::get);
             isEnded.set(true);
             fails("was unloaded", run::join);
         }
