@@ -28,7 +28,7 @@ from tests.certificates import certificate
 from tests.clients.java.broker import LOCKS, VERSION
 from tests.clients.java.compacting_broker import NAMESPACE, PATTERN, CompactingBroker, compacting_broker
 from tests.clients.java.jvm import OPTIONS, PulsarAdmin, java, jvm
-from tests.clients.java.maven import class_path
+from tests.clients.java.maven import class_path, read_lock
 from tests.clients.java.messaging import JavaClient, java_client
 from tests.clients.java.plugin_jar import PROJECT, SOURCES, compile_java, plugin_checks, plugin_jar
 from tests.clients.python.conftest import all_of, compacted_values, wait_for
@@ -126,8 +126,8 @@ def kept_by_both(
             rows.append((message.getKey(), message.hasBase64EncodedKey(), bytes(message.getData() or b"")))
         reader.java.close()
         kept.append(rows)
-    ours, pulsars = kept
-    return ours, pulsars
+    of_service, of_pulsar = kept
+    return of_service, of_pulsar
 
 
 # Every version
@@ -146,11 +146,11 @@ def test_messages_without_a_key_stay_as_the_broker_says(broker: CompactingBroker
 
     with java_client(gateway, broker.broker.url) as client:
         for is_batched in (False, True):
-            ours, pulsars = kept_by_both(broker, client, send, is_batched)
-            assert ours == pulsars
-            keyless = [row[2] for row in ours if row[0] is None]
+            of_service, of_pulsar = kept_by_both(broker, client, send, is_batched)
+            assert of_service == of_pulsar
+            keyless = [row[2] for row in of_service if row[0] is None]
             assert keyless == ([b"x", b"", b""] if retains else [])
-            assert [row[2] for row in ours if row[0] is not None] == [b"2"]
+            assert [row[2] for row in of_service if row[0] is not None] == [b"2"]
 
 
 @ONE_VERSION
@@ -171,12 +171,12 @@ def test_binary_keys(broker: CompactingBroker, gateway: JavaGateway) -> None:
     empty, two, plain = (("", True, b"2"), ("AQI=", True, b"2"), ("cGxhaW4=", True, b"2"))
     with java_client(gateway, broker.broker.url) as client:
         for is_batched in (False, True):
-            ours, pulsars = kept_by_both(broker, client, send, is_batched)
-            assert ours == pulsars == [empty, two, plain]
+            of_service, of_pulsar = kept_by_both(broker, client, send, is_batched)
+            assert of_service == of_pulsar == [empty, two, plain]
         texts = ("plain", False, b"text"), ("AQI=", False, b"text")
-        ours, pulsars = kept_by_both(broker, client, send, False, "plain", "AQI=")
-        assert ours == [empty, two, *texts]
-        assert pulsars == [empty, plain, *texts]
+        of_service, of_pulsar = kept_by_both(broker, client, send, False, "plain", "AQI=")
+        assert of_service == [empty, two, *texts]
+        assert of_pulsar == [empty, plain, *texts]
 
 
 @ONE_VERSION
@@ -202,10 +202,10 @@ def test_chunked_messages_are_kept_whole(broker: CompactingBroker, gateway: Java
             producer.java.close()
 
     with java_client(gateway, broker.broker.url) as client:
-        ours, pulsars = kept_by_both(broker, client, send)
+        of_service, of_pulsar = kept_by_both(broker, client, send)
     expected = [("l", False, large[1]), ("small", False, b"1"), ("k", False, large[2]), ("last", False, b"1")]
-    assert sorted(ours) == sorted(expected)
-    assert [row for row in ours if len(row[2]) == 1] == pulsars
+    assert sorted(of_service) == sorted(expected)
+    assert [row for row in of_service if len(row[2]) == 1] == of_pulsar
 
 
 @EACH_VERSION
@@ -751,6 +751,20 @@ def test_tls_and_tokens(jar: Path, checks: Path, tmp_path: Path) -> None:
 def test_the_plugin_compiles_with_the_libraries_of_5_0(tmp_path: Path) -> None:
     libraries = ":".join(class_path(HERE / name) for name in ("pulsar-interface-5.0.lock", LOCKS[VERSION]))
     compile_java(sorted(SOURCES.rglob("*.java")), tmp_path, libraries)
+
+
+def test_the_readme_names_the_versions_that_tests_run() -> None:
+    """The supported ones are those of which a broker runs; of the unsupported one the libraries alone are checked."""
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    oldest, newest = sorted(LOCKS)
+    names = [version.rpartition(".")[0] for version in (oldest, newest)]
+    assert f"Supported are brokers of {names[0]} and {names[1]} (tests run {oldest} and {newest})." in text
+    (checked,) = {
+        item.path.split("/")[-2]
+        for item in read_lock(HERE / "pulsar-interface-5.0.lock")
+        if "pulsar-broker/" in item.path
+    }
+    assert f"Brokers of 5.0 are unsupported: the plug-in is compiled against {checked} and" in text
 
 
 def test_maven_builds_the_same(jar: Path) -> None:
