@@ -59,7 +59,7 @@ def serve(settings: Settings) -> None:
     requests."""
     check_exposure(settings)
     check_tls(settings)
-    check_settings_used_later(settings)
+    check_settings_and_create_log_directory(settings)
     logs.configure(settings)
     for note in (
         *unknown_variable_notes(os.environ),
@@ -247,11 +247,11 @@ def check_tls(settings: Settings) -> None:
         raise Misconfigured(f"tls.certificate and tls.key cannot be used: {what}", "name PEM files") from error
 
 
-def check_settings_used_later(settings: Settings) -> None:
+def check_settings_and_create_log_directory(settings: Settings) -> None:
     """Raise Misconfigured for settings that would fail much later: Spark's master, the advertised URL, the log
-    directory.
+    directory, which is created if it is missing, and so is the data directory if the log is in it.
 
-    Spark's cluster need not answer yet. Creates the log directory, and the data directory if the log is in it.
+    Spark's cluster need not answer yet.
     """
     if settings.spark_master != IN_PROCESS:
         from compactor.engines.cluster import check_master

@@ -113,13 +113,13 @@ class MaintenanceLoop:
     def _wait_between_topics(self, seconds: float) -> None:
         """Wait up to `seconds` between two topics of a maintenance task, and serve roll and seal requests meanwhile."""
         self._stop.wait(min(seconds, POLL_SECONDS))
-        self._roll_and_wake_sealer_if_needed()
+        self._roll_requested_segments_and_wake_sealer()
 
     def _run(self) -> None:
         """Run the maintenance thread until it is stopped: poll every `POLL_SECONDS` what is due."""
         while True:
             self.run_store_trial_if_due()
-            self._roll_and_wake_sealer_if_needed()
+            self._roll_requested_segments_and_wake_sealer()
             if self.maintenance.run_due():
                 self._environment.metadata.ensure_reserve()
             if self._stop.wait(POLL_SECONDS):
@@ -145,9 +145,9 @@ class MaintenanceLoop:
         except Exception:
             _log.exception("trying the object store failed in an unexpected way")
 
-    def _roll_and_wake_sealer_if_needed(self) -> None:
-        """Roll the segments of the local log directory that a run requests, and start the sealing process if a rolled
-        segment waits. Raises nothing: an error is logged."""
+    def _roll_requested_segments_and_wake_sealer(self) -> None:
+        """Roll the segments of the local log directory that a run requests, and wake the sealing process if its
+        interval has elapsed and a segment waits. Raises nothing: an error is logged."""
         try:
             log_uid = self._environment.log.known_uid
             if log_uid is not None:

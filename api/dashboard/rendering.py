@@ -204,7 +204,7 @@ def render_page(
         current=request.url.path,
         done=RESULTS.get(request.query_params.get("done", ""), "") if done is None else done,
         is_operator=context.access.is_superuser(caller_of(request)),
-        may_create=lambda: context.access.may_create_topics(caller_of(request)),
+        may_create=lambda: context.access.may_create_topics_in_some_namespace(caller_of(request)),
         tabs=lambda name: _visible_tabs(request, name),
         states_of=lambda name: current_states(broker, name),
         **values,

@@ -265,7 +265,7 @@ class AuthorizationService:
         """Return whether the caller is a superuser; anyone is if access control is off."""
         return self.verifier is None or (caller.role is not None and self.superusers.issuperset(caller.roles))
 
-    def may_create_topics(self, caller: Caller) -> bool:
+    def may_create_topics_in_some_namespace(self, caller: Caller) -> bool:
         """Return whether the caller may create topics in some namespace. Reads SQL unless the caller is a superuser."""
         return self.is_superuser(caller) or bool(self.administered_namespaces(caller))
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -37,6 +37,8 @@ from storage.model import TopicName
 
 LOG = logging.getLogger("api.observability.metrics")  # the name that its log lines have always had
 Counts = TypeVar("Counts")
+DatabaseAnswers: TypeAlias = bool
+"""The result of a refresh: whether the database answers, or has answered within the last `REFRESH_MS`."""
 REFRESH_MS = 2_000
 _TOPIC = ("cluster", "namespace", "topic")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -225,7 +227,7 @@ class Metrics(Collector):
                 yield from self._topic_metrics()
         yield from self._process_metrics(now)
 
-    def _refresh_from_database(self, now: int) -> bool:
+    def _refresh_from_database(self, now: int) -> DatabaseAnswers:
         """Read the counts from SQL if they are older than `REFRESH_MS`. Return False if the database does not
         answer."""
         if not is_due(self._read_at, REFRESH_MS, now):

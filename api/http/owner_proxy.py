@@ -117,7 +117,7 @@ class OwnerProxy:
         url = f"{service.url.rstrip('/')}{target}"
         try:
             return await client.request(
-                method, url, content=body, headers=self._part_headers(request) | dict(headers or {})
+                method, url, content=body, headers=self._subrequest_headers(request) | dict(headers or {})
             )
         except httpx.HTTPError as error:
             raise RestException(503, _failure_reason(service, error), {"Retry-After": "1"}) from error
@@ -149,7 +149,7 @@ class OwnerProxy:
         """
         import httpx
 
-        passed = self._part_headers(request) | dict(headers or {})
+        passed = self._subrequest_headers(request) | dict(headers or {})
         del passed[FORWARDED]
         client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
         transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
@@ -162,7 +162,7 @@ class OwnerProxy:
             await self._client[1].aclose()
             self._client = None
 
-    def _part_headers(self, request: Request) -> dict[str, str]:
+    def _subrequest_headers(self, request: Request) -> dict[str, str]:
         """Return the headers to forward with a part of a request, whose body has another length."""
         return self._forwarded_headers(
             (name, value) for name, value in request.headers.items() if name != "content-length"

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -147,8 +147,13 @@ def _response_field(model: type[BaseModel]) -> Any:
     return create_model_field(model.__name__, model, mode="serialization")
 
 
-def _summary(endpoint: Endpoint) -> str:
-    """Return the summary of an endpoint for the OpenAPI document: the first sentence of its docstring."""
+def _summary(endpoint: Endpoint, operation_words: Sequence[str]) -> str:
+    """Return the summary of an endpoint for the OpenAPI document: the first sentence of its docstring.
+
+    A function inside another one serves several routes: its summary is the words of the operation id.
+    """
+    if endpoint.__qualname__ != endpoint.__name__:
+        return " ".join(operation_words).title()
     text = " ".join((inspect.getdoc(endpoint) or "").split())
     return text.partition(". ")[0].removesuffix(".")
 
@@ -197,7 +202,7 @@ class Routes:
                     dependencies=[*dependencies, *self._needs],
                     operation_id=operation,
                     name="_".join(words).lower(),
-                    summary=" ".join(words).title() if operation_id else _summary(endpoint),
+                    summary=_summary(endpoint, words),
                     responses={**refusal_responses(*statuses), **(responses or {})},
                     **options,
                 )

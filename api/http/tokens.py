@@ -151,10 +151,10 @@ def key_sources(settings: Settings) -> list[KeySource]:
         file = named_file(previous)
         if file is not None and not file.exists():
             return []  # no key is being rotated
-        return [TokenKey(HS256, key) for key in load_secret_keys("auth.token-previous-secret-key", previous)]
+        return [TokenKey(HS256, key) for key in load_possible_secret_keys("auth.token-previous-secret-key", previous)]
 
     def secrets() -> list[TokenKey]:
-        return [TokenKey(HS256, key) for key in load_secret_keys("auth.token-secret-key", secret)]
+        return [TokenKey(HS256, key) for key in load_possible_secret_keys("auth.token-secret-key", secret)]
 
     def publics() -> list[TokenKey]:
         key = load_public_key("auth.token-public-key", public)
@@ -223,7 +223,7 @@ def new_key_pair(algorithm: str) -> KeyPair:
     return KeyPair(encoded, public)
 
 
-def load_secret_keys(setting: str, value: str) -> list[bytes]:
+def load_possible_secret_keys(setting: str, value: str) -> list[bytes]:
     """Return the secret keys that `value` may mean: its content decoded from Base64, then its content as it is.
 
     `value`: a data:;base64, URL, a file, or Base64. `setting`: its name, for the error. Raise Misconfigured for a key

@@ -179,9 +179,9 @@ class Connection(asyncio.BufferedProtocol):
         """Return whether the time in which a client must send CONNECT is over, also if CONNECT was sent."""
         return self._clock.now_ms() - self._opened_at >= self.session.settings.limits_header_timeout_ms
 
-    def keep_alive(self) -> None:
+    def ping_or_close(self) -> None:
         """Ping a client that was silent for an interval. End the connection of one that does not answer, or whose token
-        no longer holds. Called once an interval."""
+        is no longer valid. Called once an interval."""
         if not self.session.is_connected:
             return
         if not self.session.identity.is_valid():

@@ -98,7 +98,7 @@ class FrameParser:
         return bool(size) and (size <= len(self._held or self._piece) or size > _SIZE.size + self._max_bytes)
 
     @property
-    def incomplete_frame_size(self) -> int:
+    def incomplete_frame_full_size(self) -> int:
         """Return the whole size of the first frame if it is incomplete; 0: it is complete, or its size is not known."""
         return 0 if self.has_complete_frame else self._first_frame_size
 

@@ -74,7 +74,7 @@ class IncomingFrames:
         """Add received bytes, and handle their frames at once or in turn. The caller may change the bytes later."""
         self._frames.add_bytes(data)
         try:
-            self._request_turn()
+            self._handle_frames_now_or_in_turn()
         finally:
             self._frames.copy_unread_bytes()
 
@@ -91,7 +91,7 @@ class IncomingFrames:
         """Handle frames again, unless there is another reason to hold them."""
         if reason in self._holds:
             self._holds.discard(reason)
-            self._request_turn()
+            self._handle_frames_now_or_in_turn()
 
     def continue_reading(self) -> None:
         """Read from the socket again: the memory for a large frame is reserved now."""
@@ -146,7 +146,7 @@ class IncomingFrames:
 
     # Reading
 
-    def _request_turn(self) -> None:
+    def _handle_frames_now_or_in_turn(self) -> None:
         """Handle complete frames now or in turn, and update reading. Do nothing while a frame is handled."""
         if not self._is_working and not self._client.is_closed:
             self._turns.handle_now_or_enqueue(self)
@@ -156,7 +156,7 @@ class IncomingFrames:
         """Reserve memory for the incomplete frame, and pause or resume reading from the socket."""
         if self._client.is_closed or self._is_working:
             return
-        expected = self._frames.incomplete_frame_size
+        expected = self._frames.incomplete_frame_full_size
         if expected != self._expected_bytes:
             self._reserve_frame_memory(expected)
         pauses = bool(self._holds) or self._waits_for_memory or self.has_frames

@@ -94,7 +94,7 @@ class PulsarServer:
             (TICK_SECONDS, self._notify_watchers),
             (POLL_SECONDS, self._mirrors.tick),
             (TICK_SECONDS, self._close_slow_connections),
-            (keep_alive_seconds, self._keep_connections_alive),
+            (keep_alive_seconds, self._ping_or_close_connections),
             (keep_alive_seconds, self._read_max_message_size),
         ):
             self._jobs.append(asyncio.create_task(self._repeat(interval, work), name=work.__name__))
@@ -165,12 +165,12 @@ class PulsarServer:
             connection.close()
         self.context.receive_buffers.close_stalled_connections()
 
-    async def _keep_connections_alive(self) -> None:
+    async def _ping_or_close_connections(self) -> None:
         """Reload the keys of tokens if due, and let each connection ping its client or close."""
         if self.context.access.keys is not None:
             await self.context.access.keys.reload_if_due()
         async for connection in in_turns(list(self._connections), _KEPT_ALIVE_AT_ONCE):
-            connection.keep_alive()  # each verifies a token
+            connection.ping_or_close()  # each verifies a token
 
 
 def build_server(

@@ -188,9 +188,8 @@ class Session:
             )
         )
 
-    async def check_liveness(self) -> bool:
-        """Return whether the client still sends bytes: ping it, and end its session after `LIVENESS_SECONDS` of
-        silence.
+    async def close_unless_alive(self) -> bool:
+        """Ping the client, and end its session after `LIVENESS_SECONDS` of silence. Return whether it sends bytes.
 
         A client whose bytes are not read now counts as alive. After a return of False, the names of the client's
         producers and consumers are free.

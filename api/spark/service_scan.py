@@ -136,9 +136,9 @@ def plan_service_scan(
     return pieces
 
 
-def _split_offsets(first: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and end offsets of at most `limit` ranges of similar size, from `first` to before `end`."""
-    count = min(limit, max(1, (end - first) // LEAST_OFFSETS))
+def _split_offsets(first: int, end: int, max_ranges: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and end offsets of at most `max_ranges` ranges of similar size, from `first` to before `end`."""
+    count = min(max_ranges, max(1, (end - first) // LEAST_OFFSETS))
     bounds = [first + (end - first) * number // count for number in range(count + 1)]
     yield from ((begin, stop) for begin, stop in pairwise(bounds) if begin < stop)
 

@@ -39,7 +39,7 @@ class _MirrorConnection:
     address: str
     client_version: str = "compactor mirror"
 
-    async def check_liveness(self) -> bool:
+    async def close_unless_alive(self) -> bool:
         return True
 
 

@@ -23,8 +23,8 @@ class Connection(Protocol):
     address: str
     client_version: str
 
-    async def check_liveness(self) -> bool:
-        """Return whether the client of this connection still answers. Close the connection if it does not."""
+    async def close_unless_alive(self) -> bool:
+        """Ping the client of this connection, and return whether it answers. Close the connection if it does not."""
 
 
 class Channel(Protocol):

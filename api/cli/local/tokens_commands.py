@@ -160,7 +160,7 @@ def _signing_key(settings: Settings, secret_key: str | None, private_key: str | 
         raise InvalidInput(
             "there is no key to sign the token with", "give --secret-key or --private-key, or set auth.token-secret-key"
         )
-    return tokens.load_secret_keys("--secret-key" if secret_key else "auth.token-secret-key", key)[0]
+    return tokens.load_possible_secret_keys("--secret-key" if secret_key else "auth.token-secret-key", key)[0]
 
 
 def _read_token(token: str | None) -> str:

@@ -101,7 +101,7 @@ class NumberLimit:
 
 
 @dataclass(frozen=True)
-class PairsLimit:
+class KeyValueBytesLimit:
     """The maximum size of all keys and values of a field together."""
 
     limit: int
@@ -147,7 +147,11 @@ class CommandLimits:
 
 
 _SCHEMA = NestedMessageLimits(
-    {"name": TextLimit(), "schema_data": BytesLimit(SCHEMA_BYTES), "properties": PairsLimit(_SCHEMA_PROPERTIES_BYTES)}
+    {
+        "name": TextLimit(),
+        "schema_data": BytesLimit(SCHEMA_BYTES),
+        "properties": KeyValueBytesLimit(_SCHEMA_PROPERTIES_BYTES),
+    }
 )
 _MESSAGE_ID = NestedMessageLimits(
     {
@@ -188,7 +192,7 @@ LIMITS: Mapping[int, CommandLimits] = {
             **_TOPIC,
             "producer_name": TextLimit(),
             "initial_subscription_name": TextLimit(),
-            "metadata": PairsLimit(METADATA_BYTES, ServerError.MetadataError),
+            "metadata": KeyValueBytesLimit(METADATA_BYTES, ServerError.MetadataError),
             "schema": _SCHEMA,
         }
     ),
@@ -199,8 +203,8 @@ LIMITS: Mapping[int, CommandLimits] = {
             **_TOPIC,
             "subscription": TextLimit(),
             "consumer_name": TextLimit(),
-            "metadata": PairsLimit(METADATA_BYTES, ServerError.MetadataError),
-            "subscription_properties": PairsLimit(PROPERTIES_BYTES),
+            "metadata": KeyValueBytesLimit(METADATA_BYTES, ServerError.MetadataError),
+            "subscription_properties": KeyValueBytesLimit(PROPERTIES_BYTES),
             "schema": _SCHEMA,
             "start_message_id": _MESSAGE_ID,
             "start_message_rollback_duration_sec": NumberLimit(_INT32),
@@ -345,8 +349,8 @@ class _WireChecker:
                 self._count_field(0, name)
                 self._check_message(data[at : at + size], field, bound.fields, f"{name}.")
             else:
-                if isinstance(bound, TextLimit | PairsLimit) and size > bound.limit + _PAIR_BYTES:
-                    error = bound.error if isinstance(bound, PairsLimit) else ServerError.NotAllowedError
+                if isinstance(bound, TextLimit | KeyValueBytesLimit) and size > bound.limit + _PAIR_BYTES:
+                    error = bound.error if isinstance(bound, KeyValueBytesLimit) else ServerError.NotAllowedError
                     self._violation = self._violation or _size_violation(name, size, bound.limit, "bytes", error)
                 self._count_field(size, name)
             at += size

@@ -13,7 +13,7 @@ from api.http.access import AuthAction
 from api.pulsar.client_versions import returns_permits_for_hidden_slots
 from api.pulsar.codec import requests, responses
 from api.pulsar.errors import Refused, ServerError, refusal
-from api.pulsar.handlers.schemas import has_schema, store_if_first_or_check_readable
+from api.pulsar.handlers.schemas import is_storable_schema, store_if_first_or_check_readable
 from api.pulsar.pending_requests import Work
 from api.pulsar.session import ConnectedConsumer, IsReserved, Session
 from storage.errors import CompactorError, Fenced
@@ -42,7 +42,7 @@ async def _create_consumer(session: Session, request: requests.Subscribe, is_res
     """Create a consumer, join it to its subscription and respond, unless the client has closed it meanwhile."""
     context, identity = session.context, session.identity
     name = await identity.permitted_topic(request.topic, AuthAction.CONSUME)
-    if has_schema(request.schema):
+    if is_storable_schema(request.schema):
         await store_if_first_or_check_readable(session, name, request.schema)
     may_create = request.force_topic_creation and session.settings.broker_auto_topic_creation
     topic = await context.topics.get_or_open(name, may_create, identity.audit)
@@ -52,7 +52,7 @@ async def _create_consumer(session: Session, request: requests.Subscribe, is_res
     if present is not None and consumer.type is SubscriptionType.EXCLUSIVE:
         for other in list(present.consumers):  # its client may have lost the connection without our knowing
             if other.channel.connection is not session:
-                await other.channel.connection.check_liveness()
+                await other.channel.connection.close_unless_alive()
     options = _subscribe_request(request, context.clock.now_ms())
     connected.subscription = subscription = await topic.subscribe(consumer, options)
     if subscription.position.is_new:
@@ -118,12 +118,12 @@ def ack(session: Session, request: requests.Ack) -> None:
     count = min(len(request.entries), 1) if request.is_cumulative else len(request.entries)
     unknown: list[AckedEntry] = []
     moves = connected.subscription.position.moves
-    first = next(_ack_batches(connected, request, count, moves), ())
+    first = next(_acked_entries_in_parts(connected, request, count, moves), ())
     error = _ack_refusal(connected.consumer, request)
     if error is None and len(first) < count:
         # All of it or nothing: a request that is refused because too many are under way has no effect.
         # The position may move before the task begins, so the task begins with the first part again.
-        remaining = _ack_batches(connected, request, count, moves)
+        remaining = _acked_entries_in_parts(connected, request, count, moves)
         if session.begin(request, _finish_ack(session, connected, request, remaining, unknown, None)):
             session.channel.hold_requests(_ACKNOWLEDGING)  # later requests must not overtake the entries
         return
@@ -133,18 +133,19 @@ def ack(session: Session, request: requests.Ack) -> None:
         session.begin(request, _finish_ack(session, connected, request, None, unknown, error))
 
 
-def _ack_batches(
-    connected: ConnectedConsumer, request: requests.Ack, count: int, moves: int
+def _acked_entries_in_parts(
+    connected: ConnectedConsumer, request: requests.Ack, entry_count: int, moves_at_arrival: int
 ) -> Iterator[Sequence[AckedEntry]]:
-    """Yield the first `count` entries of an acknowledgement in parts, each for one step of the event loop.
+    """Yield the first `entry_count` entries of an acknowledgement in parts, each for one step of the event loop.
 
-    `moves`: the number of moves of the subscription's position when the request arrived. The consumer may leave between
-    two steps. After another move the remaining entries are not yielded, since they are about the earlier position.
+    `moves_at_arrival`: the number of moves of the subscription's position when the request arrived. The consumer may
+    leave between two steps. After another move the remaining entries are not yielded, since they are about the earlier
+    position.
     """
     position = connected.subscription.position
-    for start in range(0, count, ACKS_AT_ONCE):
-        part = request.entries[start : min(start + ACKS_AT_ONCE, count)]
-        while part and position.moves == moves:
+    for start in range(0, entry_count, ACKS_AT_ONCE):
+        part = request.entries[start : min(start + ACKS_AT_ONCE, entry_count)]
+        while part and position.moves == moves_at_arrival:
             end = connected.subscription.acks.count_within_step_limit(part)
             yield part[:end]
             part = part[end:]

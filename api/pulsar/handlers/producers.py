@@ -8,7 +8,7 @@ from api.http.access import AuthAction
 from api.pulsar.codec import requests, responses
 from api.pulsar.errors import Refused, ServerError
 from api.pulsar.frames import MalformedFrame
-from api.pulsar.handlers.schemas import ensure_stored, has_schema, version_bytes
+from api.pulsar.handlers.schemas import ensure_stored, is_storable_schema, version_bytes
 from api.pulsar.session import ConnectedProducer, IsReserved, Session
 from storage.entries.replicated import split_source
 from storage.entries.source_position import without_position
@@ -50,7 +50,7 @@ async def _create_producer(
         topic.admit_replicator(request.producer_name)
     await topic.load_sequences(is_replicator)
     version = b""
-    if has_schema(request.schema):
+    if is_storable_schema(request.schema):
         version = version_bytes(await ensure_stored(session, name, request.schema))
     if request.initial_subscription_name:
         await session.identity.require_topic_permission(name, AuthAction.CONSUME)
@@ -60,7 +60,7 @@ async def _create_producer(
     other = topic.producers.get(producer.name)
     if other is not None and other.channel.connection is not session:
         # Its client may have lost the connection without our knowing; else it answers, and this one is refused.
-        await other.channel.connection.check_liveness()
+        await other.channel.connection.close_unless_alive()
     await _drain_predecessor_entries(connected)
     if not is_reserved():
         return None

@@ -33,8 +33,9 @@ async def get_or_create(session: Session, request: requests.GetOrCreateSchema) -
     return responses.GetOrCreateSchemaResponse(request.request_id, version_bytes(schema))
 
 
-def has_schema(schema: SchemaRecord | None) -> TypeGuard[SchemaRecord]:
-    """Return whether a client sent a schema to store or compare; BYTES and AUTO_CONSUME are none."""
+def is_storable_schema(schema: SchemaRecord | None) -> TypeGuard[SchemaRecord]:
+    """Return whether a client sent a schema that is stored, or compared with stored ones: one that is neither BYTES nor
+    AUTO_CONSUME."""
     return schema is not None and schema.type not in (_NO_SCHEMA, _AUTO_CONSUME)
 
 

@@ -102,14 +102,16 @@ def get_runtime_configurations(broker: Broker) -> dict[str, str]:
     return dict(sorted({**_FIXED, **{name: str(value).lower() for name, value in values.items()}}.items()))
 
 
-@router.post("/configuration/{name}/{value}", AuthAction.SUPERUSER, refuses=(412,))
-def update_dynamic_configuration(name: str, value: str) -> Response:
+@router.post(
+    "/configuration/{name}/{value}", AuthAction.SUPERUSER, refuses=(412,), operation_id="updateDynamicConfiguration"
+)
+def refuse_dynamic_configuration_update(name: str, value: str) -> Response:
     """Refuse to change a setting (412): none can be changed while the service runs."""
     raise RestException(412, "Can't update non-dynamic configuration")
 
 
-@router.delete("/configuration/{name}", AuthAction.SUPERUSER, refuses=(412,))
-def delete_dynamic_configuration(name: str) -> Response:
+@router.delete("/configuration/{name}", AuthAction.SUPERUSER, refuses=(412,), operation_id="deleteDynamicConfiguration")
+def refuse_dynamic_configuration_deletion(name: str) -> Response:
     """Refuse to reset a setting (412): none can be changed while the service runs."""
     raise RestException(412, "Can't delete non-dynamic configuration")
 

@@ -101,15 +101,15 @@ async def read_messages(
         raise RestException(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
     if token and not stream:
         raise RestException(400, "token=true needs stream=true: each page has X-Compactor-Next")
-    kind = _accepted_content_type(accept)
+    content_type = _accepted_content_type(accept)
     waiting = broker.pools[WaitsFor.STORE]
     source = await broker.pools[WaitsFor.DATABASE].run(_open_topic, broker, topic, state)
     if stream:
         await waiting.run(check_not_after_end, source, state.start)
         reader = source.reader(state, read_compacted, reset)
-        body = waiting.iterate(_stream_body(reader, ReadLimits(limit, max_bytes), kind, token, encodings))
+        body = waiting.iterate(_stream_body(reader, ReadLimits(limit, max_bytes), content_type, token, encodings))
         first = await anext(body, b"")  # an error before the first byte gets its own status
-        return StreamingResponse(_prepend_piece(first, body), media_type=kind)
+        return StreamingResponse(_prepend_piece(first, body), media_type=content_type)
     settings = broker.settings
     limits = ReadLimits(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
@@ -119,7 +119,7 @@ async def read_messages(
     deadline = broker.environment.clock.now_ms() + wait_ms
     if FORWARDED in request.headers:  # the forwarding service takes a longer silence for a dead service
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
-    content, is_empty, next_start = await waiting.run(_read_page, reader, kind, limits, encodings)
+    content, is_empty, next_start = await waiting.run(_read_page, reader, content_type, limits, encodings)
     if is_empty:  # a page with messages has a valid start
         await waiting.run(check_not_after_end, source, state.start)
     if is_empty and deadline > broker.environment.clock.now_ms():
@@ -129,12 +129,14 @@ async def read_messages(
             async with aclosing(changes):
                 async for _ in changes:
                     try:
-                        content, is_empty, next_start = await waiting.run(_read_page, reader, kind, limits, encodings)
+                        content, is_empty, next_start = await waiting.run(
+                            _read_page, reader, content_type, limits, encodings
+                        )
                     except SegmentNotLocal:  # another service appends now: it answers the next request
                         break
                     if not is_empty:
                         break
-    return Response(content, media_type=kind, headers={NEXT: next_start.to_token()})
+    return Response(content, media_type=content_type, headers={NEXT: next_start.to_token()})
 
 
 class _PageBody(NamedTuple):
@@ -163,9 +165,9 @@ def _accepted_content_type(accept: str) -> str:
     raise RestException(406, f"messages come as {JSON_LINES} or {ARROW}")
 
 
-def _read_page(reader: PageReader, kind: str, limits: ReadLimits, encodings: MessageEncodings) -> _PageBody:
-    """Read one page of messages, and return it in the content type `kind`."""
-    if kind == ARROW:
+def _read_page(reader: PageReader, content_type: str, limits: ReadLimits, encodings: MessageEncodings) -> _PageBody:
+    """Read one page of messages, and return it in a content type."""
+    if content_type == ARROW:
         with closing(reader):
             rows_page = reader.rows(limits)
         return _PageBody(b"".join(_arrow_stream(rows_page.batches)), not rows_page.batches, rows_page.next)
@@ -174,11 +176,11 @@ def _read_page(reader: PageReader, kind: str, limits: ReadLimits, encodings: Mes
 
 
 def _stream_body(
-    reader: PageReader, limits: ReadLimits, kind: str, with_token: bool, encodings: MessageEncodings
+    reader: PageReader, limits: ReadLimits, content_type: str, with_token: bool, encodings: MessageEncodings
 ) -> Generator[bytes, None, None]:
-    """Yield the body of a stream of all messages in pieces, in the content type `kind`. `with_token`: it ends with the
-    start of the next read."""
-    if kind == ARROW:
+    """Yield the body of a stream of all messages in pieces, in a content type. `with_token`: it ends with the start of
+    the next read."""
+    if content_type == ARROW:
         yield from _arrow_stream(reader.stream_rows(limits), (lambda: reader.next) if with_token else None)
         return
     yield from _json_lines(reader.stream(limits), encodings)

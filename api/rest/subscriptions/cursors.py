@@ -26,7 +26,7 @@ from api.rest.subscriptions.requests import (
     PositionBody,
     ResetCursorData,
     Subscription,
-    check_subscription_change,
+    check_compaction_cursor_permission,
     position_of,
 )
 from storage.positions import StartTime
@@ -45,7 +45,7 @@ def get_subscriptions(broker: Broker, topic: Topic) -> list[str]:
     return subscriptions.of_topic(broker.environment, topic)
 
 
-@router.put(CURSOR_PATH, AuthAction.CONSUME, Depends(check_subscription_change), AUTHORITATIVE, **_MOVES)
+@router.put(CURSOR_PATH, AuthAction.CONSUME, Depends(check_compaction_cursor_permission), AUTHORITATIVE, **_MOVES)
 def create_subscription(
     broker: Broker, topic: Topic, subscription: Subscription, position: PositionBody = None, replicated: bool = False
 ) -> None:
@@ -59,7 +59,7 @@ def create_subscription(
 @router.delete(
     CURSOR_PATH,
     AuthAction.CONSUME,
-    Depends(check_subscription_change),
+    Depends(check_compaction_cursor_permission),
     AUTHORITATIVE,
     refuses=(409,),
     waits_for=WaitsFor.STORE,
@@ -89,8 +89,14 @@ def get_subscription_properties(broker: Broker, topic: Topic, subscription: Subs
     return subscriptions.properties(broker.environment, topic, subscription)
 
 
-@router.put(CURSOR_PATH + "/properties", AuthAction.CONSUME, Depends(check_subscription_change), AUTHORITATIVE)
-def update_subscription_properties(
+@router.put(
+    CURSOR_PATH + "/properties",
+    AuthAction.CONSUME,
+    Depends(check_compaction_cursor_permission),
+    AUTHORITATIVE,
+    operation_id="updateSubscriptionProperties",
+)
+def replace_subscription_properties(
     broker: Broker, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
 ) -> None:
     """Replace all properties of a subscription."""

@@ -81,7 +81,7 @@ def position_of(body: ResetCursorData | None) -> CursorPosition:
     return LATEST if body is None else body.position
 
 
-async def check_subscription_change(request: Request, subscription: Subscription, force: bool = False) -> None:
+async def check_compaction_cursor_permission(request: Request, subscription: Subscription, force: bool = False) -> None:
     """Raise RestException (403) for a change of `__compaction` without the permission for it.
 
     A dependency of a route after `permission_check(AuthAction.CONSUME)`. Changes of `__compaction` need the action

@@ -89,10 +89,11 @@ def list_namespaces(broker: Broker, request: Request, parent: str = "") -> dict[
     if not parent:
         return {
             "namespaces": [
-                [tenant] for tenant in sorted({name.tenant for name in _visible_topics(broker, request, [])})
+                [tenant]
+                for tenant in sorted({name.tenant for name in _visible_topics_with_tables(broker, request, [])})
             ]
         }
-    inner = {name.namespace for name in _visible_topics(broker, request, [parent])}
+    inner = {name.namespace for name in _visible_topics_with_tables(broker, request, [parent])}
     if not inner:
         raise _no_namespace_error([parent])
     return {"namespaces": [[parent, namespace] for namespace in sorted(inner)]}
@@ -120,7 +121,7 @@ def list_tables(
     path = decode_path_part(levels).split(SEPARATOR)
     if not page_token:
         _check_namespace_exists(broker, request, path)
-    visible = _visible_topics(broker, request, path, page_token or "") if len(path) == 2 else iter(())
+    visible = _visible_topics_with_tables(broker, request, path, page_token or "") if len(path) == 2 else iter(())
     count = min(page_size, PAGE)
     names = list(visible if page_token is None else islice(visible, count))
     answer: dict[str, Any] = {"identifiers": [{"namespace": path, "name": name.topic} for name in names]}
@@ -155,7 +156,9 @@ def _table_of_path(broker: Broker, request: Request) -> tables.TopicTable:
     return tables.table_of(broker.environment, name)
 
 
-def _visible_topics(broker: Broker, request: Request, path: Sequence[str], after: str = "") -> Iterator[TopicName]:
+def _visible_topics_with_tables(
+    broker: Broker, request: Request, path: Sequence[str], after: str = ""
+) -> Iterator[TopicName]:
     """Yield the topics with tables that the caller may consume, in the database's order. `path`: only those of this
     tenant, or tenant and namespace; `after`: only those after this name."""
     access = cast(AuthorizationService, request.app.state.access)
@@ -169,7 +172,7 @@ def _visible_topics(broker: Broker, request: Request, path: Sequence[str], after
 
 def _check_namespace_exists(broker: Broker, request: Request, path: Sequence[str]) -> None:
     """Raise _NoSuchObject (404) unless the caller may consume a topic with a table in the tenant or namespace."""
-    if next(_visible_topics(broker, request, path), None) is None:
+    if next(_visible_topics_with_tables(broker, request, path), None) is None:
         raise _no_namespace_error(path)
 
 

@@ -69,8 +69,8 @@ def get_cluster(broker: Broker, request: Request, cluster: str) -> ClusterInfo:
     return ClusterInfo(service_url=urls.http, broker_service_url=urls.broker_service)
 
 
-@router.put("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(405, 409))
-def create_cluster(broker: Broker, cluster: str) -> None:
+@router.put("/clusters/{cluster}", AuthAction.SUPERUSER, refuses=(405, 409), operation_id="createCluster")
+def refuse_cluster_creation(broker: Broker, cluster: str) -> None:
     """Refuse to create a cluster: the one cluster exists, and a second one is not offered."""
     if cluster == broker.settings.cluster_name:
         raise RestException(409, "Cluster already exists")

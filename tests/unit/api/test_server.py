@@ -13,7 +13,7 @@ from api.components import open_for_writing
 from api.server import (
     bound_socket,
     check_exposure,
-    check_settings_used_later,
+    check_settings_and_create_log_directory,
     check_tls,
     listen,
     plaintext_port_warnings,
@@ -69,11 +69,13 @@ def test_parts_that_cannot_work_are_told_before_anything_starts(tmp_path: Path) 
         (Settings(data=str(tmp_path / "file")), "data directory"),
     ):
         with pytest.raises(Misconfigured, match=says) as refused:
-            check_settings_used_later(settings)
+            check_settings_and_create_log_directory(settings)
         assert refused.value.remedy
     for advertised in ("", "localhost", "lb.example:81", "https://lb.example", "[::1]", "::1"):
-        check_settings_used_later(Settings(data=str(tmp_path), spark_master="in-process", advertised_url=advertised))
-    check_settings_used_later(Settings(data=str(tmp_path), spark_master="spark://not-started:7077"))
+        check_settings_and_create_log_directory(
+            Settings(data=str(tmp_path), spark_master="in-process", advertised_url=advertised)
+        )
+    check_settings_and_create_log_directory(Settings(data=str(tmp_path), spark_master="spark://not-started:7077"))
 
 
 def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from api.components import open_environment
-from api.server import check_settings_used_later, exposed_folder_warnings
+from api.server import check_settings_and_create_log_directory, exposed_folder_warnings
 from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.entries import produce, single
@@ -25,7 +25,7 @@ def usual_umask() -> Iterator[None]:
 
 def filled(settings: Settings) -> None:
     """A topic with a message, in the log and in the store."""
-    check_settings_used_later(settings)
+    check_settings_and_create_log_directory(settings)
     with open_environment(settings) as environment:
         topic = ensure_topic(environment, TopicName.parse("t"))
         produce(topic, [single(b"k", b"v")])

@@ -213,7 +213,7 @@ def test_a_defect_of_a_reload_changes_nothing_either(
     def fails(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("api.http.tokens.load_secret_keys", fails)
+    monkeypatch.setattr("api.http.tokens.load_possible_secret_keys", fails)
     written(key, NEW)
     for _ in range(2):
         keys.reload_changed_files()

@@ -224,7 +224,7 @@ async def test_a_client_is_alive_while_it_sends_or_its_bytes_are_not_read(
     peer = Peer().says(CONNECT)
     if is_held:
         peer.connection.hold_requests("publishing")
-    asking = asyncio.ensure_future(peer.connection.session.check_liveness())
+    asking = asyncio.ensure_future(peer.connection.session.close_unless_alive())
     await asyncio.sleep(0)
     if sends:
         peer.says(frame(type=BaseCommand.PING, ping={}))

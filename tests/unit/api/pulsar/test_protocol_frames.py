@@ -100,10 +100,10 @@ def test_the_size_of_a_frame_that_arrives_is_known() -> None:
     source = parser()
     data = b"".join(encoded(flow(7), b"x" * 20_000))
     source.add_bytes(memoryview(data)[:100])
-    assert (source.take_frame(), source.incomplete_frame_size) == (None, len(data))
+    assert (source.take_frame(), source.incomplete_frame_full_size) == (None, len(data))
     source.copy_unread_bytes()
     source.add_bytes(memoryview(data)[100:])
-    assert (source.has_complete_frame, source.incomplete_frame_size) == (True, 0)
+    assert (source.has_complete_frame, source.incomplete_frame_full_size) == (True, 0)
 
 
 def test_frames_that_wait_are_kept_in_their_order() -> None:

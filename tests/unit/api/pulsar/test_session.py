@@ -241,7 +241,7 @@ def test_the_end_of_a_large_connection_takes_several_turns_of_the_loop_and_then_
             if not is_silent:
                 client.end()
                 assert len(served.producers) == 15
-            assert not await client.check_liveness()
+            assert not await client.close_unless_alive()
             assert (len(served.producers), len(served.subscriptions["s"].consumers)) == (0, 0)
 
     asyncio.run(main())

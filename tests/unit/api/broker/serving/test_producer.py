@@ -55,7 +55,7 @@ class NotingChannel:
     def disconnect(self) -> None:
         self.is_disconnected = True
 
-    async def check_liveness(self) -> bool:
+    async def close_unless_alive(self) -> bool:
         return True
 
 

@@ -40,7 +40,7 @@ class Sender:
     def connection(self) -> Sender:
         return self
 
-    async def check_liveness(self) -> bool:
+    async def close_unless_alive(self) -> bool:
         return True
 
     def _remove(self, producer: Producer) -> None:

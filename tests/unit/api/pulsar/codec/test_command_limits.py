@@ -14,9 +14,9 @@ from api.pulsar.codec.limits import (
     BytesLimit,
     FieldLimit,
     ItemCountLimit,
+    KeyValueBytesLimit,
     LimitExceeded,
     NestedMessageLimits,
-    PairsLimit,
     TextLimit,
 )
 from api.pulsar.frames import Frame, MalformedFrame
@@ -36,7 +36,7 @@ def unbounded(message: Any, bounds: Any, path: str) -> list[str]:
         bound: FieldLimit | None = bounds.get(field.name)
         where = f"{path}.{field.name}"
         if field.is_repeated:
-            is_bound = isinstance(bound, PairsLimit | ItemCountLimit)
+            is_bound = isinstance(bound, KeyValueBytesLimit | ItemCountLimit)
         elif field.type == FieldDescriptor.TYPE_STRING:
             is_bound = isinstance(bound, TextLimit)
         elif field.type == FieldDescriptor.TYPE_BYTES:
