@@ -107,7 +107,7 @@ def ensure_with_namespace(environment: Environment, name: TopicName) -> TopicRec
     partitioned = partitioned_topic_of(environment, name)
     record = environment.metadata.tenancy.ensure_topic(name)
     if partitioned is not None:
-        copy_policies_to_partitions(environment, partitioned)
+        copy_policies_to_partitions_without_any(environment, partitioned)
     return record
 
 
@@ -171,7 +171,7 @@ def local_topics(broker: Broker, name: TopicName) -> list[TopicRecord]:
     return records
 
 
-def policy_topics(environment: Environment, name: TopicName) -> list[TopicRecord]:
+def topics_holding_policies_of(environment: Environment, name: TopicName) -> list[TopicRecord]:
     """Return the records with which the policies of a topic are stored: of the topic, or of all its partitions.
 
     Raise TopicNotFound; PartitionPolicyRefused for a single partition.
@@ -181,7 +181,7 @@ def policy_topics(environment: Environment, name: TopicName) -> list[TopicRecord
     return topics(environment, name)
 
 
-def copy_policies_to_partitions(environment: Environment, partitioned: PartitionedTopic) -> None:
+def copy_policies_to_partitions_without_any(environment: Environment, partitioned: PartitionedTopic) -> None:
     """Copy the policies of the first partition that has some to the partitions that have none.
 
     Policies are set for all partitions together. This restores them for a partition that was created again, and after

@@ -26,7 +26,7 @@ from storage.reading.snapshot_reader import may_read_extent
 
 
 @dataclass(frozen=True)
-class UnservedLog:
+class UnservedLogDirectory:
     """A log directory that no live service uses, and the topics whose unsealed messages are in it.
 
     `log_uid` None: the service had written nothing. `service`: the last service that used the directory; None: it has
@@ -117,7 +117,7 @@ class TopicOwnership:
         """Return whether this process holds a lease."""
         return same_process(lease.owner, self._process)
 
-    def unserved_logs(self) -> list[UnservedLog]:
+    def unserved_log_directories(self) -> list[UnservedLogDirectory]:
         """Return the log directories that no live service uses: of services that crashed, and all others with unsealed
         messages."""
         uids = [self._log.known_uid, *(item.log_uid for item in self._metadata.services.live())]
@@ -126,8 +126,8 @@ class TopicOwnership:
         lost = {
             item.log_uid or item.name: item for item in self._metadata.services.lost() if item.log_uid not in served
         }
-        logs = [UnservedLog(item.log_uid, item, topics.pop(uid, ())) for uid, item in lost.items()]
-        return [*logs, *(UnservedLog(uid, None, names) for uid, names in topics.items())]
+        logs = [UnservedLogDirectory(item.log_uid, item, topics.pop(uid, ())) for uid, item in lost.items()]
+        return [*logs, *(UnservedLogDirectory(uid, None, names) for uid, names in topics.items())]
 
     def _service_with_log(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
         """Return the live service of a log directory. Raises NoLogOwner."""

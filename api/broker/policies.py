@@ -37,7 +37,7 @@ def policy_store_keys(environment: Environment, scope: PolicyScope) -> list[str]
     Raise TopicNotFound, PartitionPolicyRefused, MissingNamespace; InvalidInput for a name that is no namespace's.
     """
     if scope.topic is not None:
-        return list(map(topic_scope, names.policy_topics(environment, scope.topic)))
+        return list(map(topic_scope, names.topics_holding_policies_of(environment, scope.topic)))
     if scope.namespace is None:
         return [BROKER]
     key = namespace_scope(scope.namespace)
@@ -52,11 +52,11 @@ def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
     """
     store = environment.metadata.policies
     if scope.topic is not None:
-        return store.resolve_policies(names.policy_topics(environment, scope.topic)[0])
+        return store.resolve_policies(names.topics_holding_policies_of(environment, scope.topic)[0])
     return store.inherited_policies(policy_store_keys(environment, scope)[0])
 
 
-def settings(environment: Environment, scope: PolicyScope) -> dict[str, object]:
+def own_policies(environment: Environment, scope: PolicyScope) -> dict[str, object]:
     """Return the policies that a scope itself sets, by name; an UnreadableStoredValue for one that cannot be read.
 
     Raise the errors of `policy_store_keys`.

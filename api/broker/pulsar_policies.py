@@ -26,7 +26,7 @@ _ZERO = (
     "non-zero value. Use the value of -1 instead of 0 to ignore a specific limit. To disable retention both limits "
     "must be set to 0."
 )
-Settings = Mapping[str, object]
+OwnPolicies = Mapping[str, object]
 """Policies that one scope sets, by name."""
 Changes = dict[str, object | None]
 """Policies to set, by name; None: the policy is removed."""
@@ -75,9 +75,9 @@ class PulsarPolicy:
     endpoints: Mapping[PolicyOrigin, PolicyEndpoints]
     field: str = ""
 
-    def wire_value(self, settings: Settings) -> Any:
-        """Return the JSON value for Pulsar's REST API from the stored policies of one scope; None: it is not set."""
-        return settings.get(self.names[0])
+    def wire_value(self, policies: OwnPolicies) -> Any:
+        """Return the JSON value for Pulsar's REST API, from the policies that one scope itself sets; None: not set."""
+        return policies.get(self.names[0])
 
     def changes_of(self, value: Any, endpoints: PolicyEndpoints) -> Changes:
         """Return the changes of stored policies that set a JSON value of Pulsar's REST API.
@@ -121,11 +121,11 @@ class RetentionPolicy(PulsarPolicy):
     retained. Setting it replaces all retention times of the same scope.
     """
 
-    def wire_value(self, settings: Settings) -> dict[str, int] | None:
+    def wire_value(self, policies: OwnPolicies) -> dict[str, int] | None:
         times: dict[str, Any] = {
-            POLICIES[name].attribute: settings[name] for name in RETENTION_TIMES if settings.get(name) is not None
+            POLICIES[name].attribute: policies[name] for name in RETENTION_TIMES if policies.get(name) is not None
         }
-        size = settings.get(_BYTES)
+        size = policies.get(_BYTES)
         if not times and size is None:
             return None
         milliseconds = TopicPolicies(**times).retention_ms_effective if times else None
@@ -176,10 +176,10 @@ class QuotaPolicy(PulsarPolicy):
     A quota has two numbers, of which its type uses one, as in a broker; only that number is stored.
     """
 
-    def wire_value(self, settings: Settings) -> dict[str, dict[str, object]]:
+    def wire_value(self, policies: OwnPolicies) -> dict[str, dict[str, object]]:
         quotas: dict[str, dict[str, object]] = {}
         for kind in QuotaType:
-            limit, action = map(settings.get, kind.policy_names)
+            limit, action = map(policies.get, kind.policy_names)
             if limit is not None:
                 size, seconds = (limit, _NO_LIMIT) if kind is QuotaType.SIZE else (_NO_LIMIT, limit)
                 quotas[kind] = {"limit": size, "limitSize": size, "limitTime": seconds, "policy": action or HOLD}
@@ -275,17 +275,17 @@ PULSAR_POLICIES: tuple[PulsarPolicy, ...] = (
 """All policies of Pulsar's calls."""
 
 
-def namespace_document(settings: Settings) -> dict[str, Any]:
+def namespace_document(policies: OwnPolicies) -> dict[str, Any]:
     """Return the policy fields of Pulsar's document of a namespace; `unset_value` for a policy that is not set."""
     fields = {}
     for policy in PULSAR_POLICIES:
         if policy.field:
-            value = policy.wire_value(settings)
+            value = policy.wire_value(policies)
             fields[policy.field] = policy.endpoints[_NAMESPACE].unset_value if value is None else value
     return fields
 
 
-def settings_from_document(fields: Mapping[str, Any]) -> dict[str, object]:
+def policies_from_document(fields: Mapping[str, Any]) -> dict[str, object]:
     """Return the stored policies, by name, for the fields of Pulsar's document of a namespace.
 
     `fields`: JSON values; None sets nothing. Raise PolicyValueRefused.

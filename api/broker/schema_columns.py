@@ -127,12 +127,12 @@ def schema_columns(
             )
         pairs = [_key_and_value_schemas(version) for version in versions if version.type == newest.type]
         if key_encoding is TextEncoding.UTF8:
-            key = _schema_column("key", [key for key, _ in pairs]) or key
+            key = _column_by_newest_schema("key", [key for key, _ in pairs]) or key
         if value_encoding is TextEncoding.UTF8:
-            value = _schema_column("value", [value for _, value in pairs]) or value
+            value = _column_by_newest_schema("value", [value for _, value in pairs]) or value
         return SchemaColumns(key, value)
     if value_encoding is TextEncoding.UTF8:
-        value = _schema_column("value", versions) or value
+        value = _column_by_newest_schema("value", versions) or value
     return SchemaColumns(key, value)
 
 
@@ -146,7 +146,7 @@ def _key_and_value_schemas(pair: SchemaRecord) -> tuple[SchemaRecord, SchemaReco
     return records[0], records[1]
 
 
-def _schema_column(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
+def _column_by_newest_schema(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
     """Return a column decoded by the newest version of a schema; None: its type does not describe the bytes."""
     newest = versions[-1]
     kind = type_name(newest.type)
@@ -192,7 +192,7 @@ def _row_decode_column(name: str, schema: SchemaRecord, structure: Any = None) -
         values = []
         for offset, data in zip(cells.offsets.to_pylist(), cells.data.to_pylist(), strict=True):
             try:
-                value = schema_values.value_of(schema, data, None) if data else None
+                value = schema_values.decode_to_value(schema, data, None) if data else None
             except schema_values.NotDecoded as error:
                 raise _undecodable_error(name, offset, schema, error) from error
             values.append(json.dumps(value) if structure == JSON and value is not None else value)

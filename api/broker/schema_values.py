@@ -39,16 +39,16 @@ class NotDecoded(ValueError):
     """A payload cannot be decoded by its schema. The message names the reason."""
 
 
-def decode(schema: SchemaRecord, payload: bytes, key: bytes | None) -> str:
+def decode_to_text(schema: SchemaRecord, payload: bytes, key: bytes | None) -> str:
     """Decode a payload by its schema to a text for display: a string itself, any other value as indented JSON.
 
     `key`: the message's key, for a KEY_VALUE schema of SEPARATED encoding; None: it has none. Raise NotDecoded.
     """
-    value = value_of(schema, payload, key)
+    value = decode_to_value(schema, payload, key)
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def value_of(schema: SchemaRecord, payload: bytes, key: bytes | None) -> Any:
+def decode_to_value(schema: SchemaRecord, payload: bytes, key: bytes | None) -> Any:
     """Decode a payload by its schema to a Python value that JSON can hold. Raise NotDecoded.
 
     `key`: the message's key, for a KEY_VALUE schema of SEPARATED encoding; None: it has none.

@@ -53,12 +53,12 @@ class SchemaRegistry:
         """Return the versions of a topic's schema without definitions, oldest first; unknown types are left out."""
         return [item for item in self._metadata.schemas.outlines(topic) if is_schema_type(item.type)]
 
-    def versions(self, topic: TopicName, outlines: Sequence[SchemaOutline] | None = None) -> list[SchemaRecord]:
+    def load_versions(self, topic: TopicName, only: Sequence[SchemaOutline] | None = None) -> list[SchemaRecord]:
         """Return versions of a topic's schema with their definitions, oldest first.
 
-        `outlines`: only these versions, as far as they still exist; None: all of known types.
+        `only`: these versions, as far as they still exist; None: all of known types.
         """
-        outlines = self.outlines(topic) if outlines is None else outlines
+        outlines = self.outlines(topic) if only is None else only
         return self._metadata.schemas.versions(topic, [item.version for item in outlines])
 
     def find(self, topic: TopicName, version: int | None = None) -> SchemaRecord | None:

@@ -326,8 +326,9 @@ def _change_in_each_partition(
 ) -> None:
     """Call `change` for a topic, or for each partition, to change a subscription; repeat a call that raises Fenced.
 
-    A partition may lack the subscription because an earlier deletion failed after it: a repeated call changes the
-    others. Raise TopicNotFound, NotTheOwner; CursorNotFound if no partition has the subscription.
+    `needs_messages`: the newest messages must be local. A partition may lack the subscription because an earlier
+    deletion failed after it: a repeated call changes the others. Raise TopicNotFound, NotTheOwner; CursorNotFound if no
+    partition has the subscription.
     """
     records = names.local_topics(broker, name) if needs_messages else names.topics(broker.environment, name)
     broker.ownership.check_not_owned_elsewhere(*records)  # the cursor of connected consumers is in their service

@@ -24,7 +24,7 @@ class MissingTable(NotFound):
 
 
 @dataclass(frozen=True)
-class TopicTable:
+class IcebergTable:
     """The Iceberg table of a topic. `uri`: of the metadata file. `ledger_id`: of the current compacted ledger.
 
     `error`: the reason why the table shows an earlier compacted ledger; empty: the table is current.
@@ -42,7 +42,7 @@ class TopicTable:
         return self.metadata.snapshot_id == self.ledger_id
 
 
-def table_of(environment: Environment, name: TopicName) -> TopicTable:
+def iceberg_table_of(environment: Environment, name: TopicName) -> IcebergTable:
     """Read the metadata of the Iceberg table of a topic or partition.
 
     Raise MissingTable, TopicNotFound, PartitionedTopicRefused, ObjectMissing, ObjectDamaged.
@@ -59,7 +59,7 @@ def table_of(environment: Environment, name: TopicName) -> TopicTable:
     stored = compacted.table_metadata
     metadata = read_table_metadata(environment.store, stored)
     uri = object_uri(environment.store, stored.name)
-    return TopicTable(record.name, uri, metadata, compacted.ledger_id, error)
+    return IcebergTable(record.name, uri, metadata, compacted.ledger_id, error)
 
 
 def _missing_table(

@@ -184,9 +184,9 @@ class _Job(Generic[Result]):
 class Pool:
     """A pool of threads for the calls that block on one resource, with limits for threads, queue and waiting time.
 
-    Usable from any event loop.
-    `run`, `run_without_deadline`, `run_queued` and `run_required` differ in two things: whether the caller stops
-    waiting at the pool's deadline, and whether the pool may refuse the call, or skip it after the deadline.
+    Usable from any event loop. The methods `run`, `run_without_deadline`, `run_without_deadline_or_queue_limit` and
+    `run_required` differ in two things: whether the caller stops waiting at the pool's deadline, and whether the pool
+    may refuse the call, or skip it after the deadline.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Pool:
         """
         return await self._enqueue_and_wait(_new_job(work, arguments), None)
 
-    async def run_queued(self, work: Callable[..., Result], *arguments: Any) -> Result:
+    async def run_without_deadline_or_queue_limit(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call `work(*arguments)` in a thread without a deadline and without the limit of queued calls.
 
         For callers whose number and memory are limited already. Raises PoolBusy if the pool can start no thread.

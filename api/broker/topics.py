@@ -38,7 +38,7 @@ def create(environment: Environment, name: TopicName, properties: Mapping[str, s
     partitioned = names.partitioned_topic_of(environment, name)
     environment.metadata.tenancy.create_topic(name, properties)
     if partitioned is not None:
-        names.copy_policies_to_partitions(environment, partitioned)
+        names.copy_policies_to_partitions_without_any(environment, partitioned)
 
 
 def delete(broker: Broker, name: TopicName, force: bool = False) -> None:

@@ -130,7 +130,7 @@ def _decode_payload(broker: Broker, name: TopicName, message: StoredMessage) -> 
     if message.is_cut:
         return _DecodedPayload(described, [], f"Payloads of more than {PAYLOAD_BYTES:,} bytes are not decoded here.")
     try:
-        text = schema_values.decode(schema, message.payload, message.key)
+        text = schema_values.decode_to_text(schema, message.payload, message.key)
     except NotDecoded as error:
         return _DecodedPayload(described, [], f"The payload cannot be decoded by it: {error}.")
     view = PayloadView("decoded", f"Decoded as {kind}", with_visible_controls(text))

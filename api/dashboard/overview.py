@@ -56,7 +56,7 @@ def render_overview(request: Request, view: TableView, sizes: TopicSizes) -> Res
     run = next((run.run_id for name, run in states.running if may_watch(name)), None)
     is_requested = any(row.states and REQUESTED in row.states and may_watch(row.name) for row in rows)
     failing = failing_topics(rows, states.controls, may_watch, operator_wording(request))
-    unserved = {name for log in context.broker.ownership.unserved_logs() for name in log.topics}
+    unserved = {name for log in context.broker.ownership.unserved_log_directories() for name in log.topics}
     waiting = [row for row in rows if row.name in unserved] if unserved else []
     lost = loss_cache_of(request).topic_ids() - failing.keys()
     unreadable = [row for row in rows if row.summary.topic_id in lost] if lost else []

@@ -204,7 +204,7 @@ def show_service(broker: Broker, request: Request) -> Response:
         request,
         "service.html",
         scheduler=state,
-        unserved=broker.ownership.unserved_logs(),
+        unserved=broker.ownership.unserved_log_directories(),
         mirrors=mirrors,
         parsed=TopicName.parse,
     )

@@ -62,7 +62,7 @@ def schema_history(registry: SchemaRegistry, topic: TopicName) -> SchemaHistory:
     outlines = registry.outlines(topic)
     newest = outlines[-SHOWN - 1 :]
     short = [item for item in newest if item.size <= MOST_BYTES // len(newest)]
-    records = registry.versions(topic, short) if short else []
+    records = registry.load_versions(topic, short) if short else []
     definitions = {record.version: definition_lines(record) for record in records}
     versions = []
     for before, outline in list(zip([None, *newest], newest, strict=False))[-SHOWN:]:

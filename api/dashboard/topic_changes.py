@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.responses import Response
 
-from api.broker import messages, names, partitions, topics
+from api.broker import messages, names, partitioned_topics, topics
 from api.broker.messages import NewMessage
 from api.broker.stats import stats_snapshot
 from api.broker.threads import WaitsFor
@@ -80,7 +80,7 @@ def _create_or_render_form(broker: Broker, request: Request, form: Form, refused
         require_permission(request, AuthAction.ADMIN, topic=name)
         number = form.get("partitions", "").strip()
         if number:
-            partitions.create(broker.environment, name, _parse_partition_count(number), {})
+            partitioned_topics.create(broker.environment, name, _parse_partition_count(number), {})
         else:
             topics.create(broker.environment, name, {})
     except (CompactorError, RestException) as error:
@@ -110,13 +110,13 @@ def _delete_topic(broker: Broker, _request: Request, topic: TopicName, form: For
     if broker.environment.metadata.partitions.find(topic) is None:
         topics.delete(broker, topic, force)
     else:
-        elsewhere = len(partitions.owned_elsewhere(broker, topic))
+        elsewhere = len(partitioned_topics.owned_elsewhere(broker, topic))
         if elsewhere:
             raise Conflict(
                 f"{elsewhere} partitions of {topic} have their clients at other services",
                 "delete it over REST, which lets these services unload them first",
             )
-        partitions.delete(broker, topic, force)
+        partitioned_topics.delete(broker, topic, force)
     return redirect("/", done="deleted")
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from api.broker import compaction, names
 from api.broker.broker import Broker
-from api.broker.ownership import UnservedLog
+from api.broker.ownership import UnservedLogDirectory
 from api.broker.refusals import NotTheOwner
 from api.broker.stats import StatsSnapshot, stats_snapshot
 from api.dashboard.failure import Failure, LostObject, failure_of_read, lost_object, topic_failure
@@ -108,7 +108,7 @@ class TopicView:
     failure: Failure | None = None
     can_read_compacted: bool = True
     has_raw_loss: bool = False
-    unserved: Sequence[UnservedLog] = ()
+    unserved: Sequence[UnservedLogDirectory] = ()
 
     @property
     def is_busy(self) -> bool:
@@ -304,12 +304,12 @@ def topic_view(
     )
 
 
-def _unserved_logs(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLog]:
+def _unserved_logs(broker: Broker, snapshot: TopicSnapshot) -> list[UnservedLogDirectory]:
     """Return the log directories without a live service in which the topic has unsealed messages."""
     own = broker.environment.log.known_uid
     if all(segment.log_uid == own for segment in snapshot.segments):
         return []
-    return [log for log in broker.ownership.unserved_logs() if snapshot.topic.name in log.topics]
+    return [log for log in broker.ownership.unserved_log_directories() if snapshot.topic.name in log.topics]
 
 
 def _topic_summary(snapshot: TopicSnapshot) -> TopicSummary:

@@ -91,7 +91,7 @@ def current_states(broker: Broker, name: TopicName) -> Sequence[str]:
     rows = CompactionStates.read(broker.environment).rows_with_states(
         topic_rows(metadata.topics.summaries(topic_ids), backlogs)
     )
-    is_waiting = bool(topic_ids) and any(name in log.topics for log in broker.ownership.unserved_logs())
+    is_waiting = bool(topic_ids) and any(name in log.topics for log in broker.ownership.unserved_log_directories())
     return [
         state for row in rows if row.backlog is not None for state in _displayed_states(row, row.backlog, is_waiting)
     ]

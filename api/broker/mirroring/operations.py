@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from api.broker import names, partitions
+from api.broker import names, partitioned_topics
 from api.broker.mirroring.source import MirrorOptions, MirrorSource
 from storage.errors import Conflict, NotFound, SegmentNotLocal, Unavailable
 from storage.metadata.mirrors import MirrorPartition, MirrorRecord
@@ -46,7 +46,7 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Mir
     count = max(described.leaders, default=-1) + 1
     present = environment.metadata.partitions.find(topic)
     if present is None:
-        partitions.create(environment, topic, count, {})
+        partitioned_topics.create(environment, topic, count, {})
     else:
         if present.partitions > count:
             raise Conflict(
@@ -55,7 +55,9 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Mir
             )
         removed_id = environment.metadata.mirrors.removed_source_topic_id(topic)
         for partition in names.topics(environment, topic):
-            has_messages = _has_messages_of_source(environment, partition, described.cluster_id, source.topic)
+            has_messages = _check_origin_and_return_has_messages(
+                environment, partition, described.cluster_id, source.topic
+            )
             if has_messages and removed_id not in (None, described.uid):
                 raise Conflict(
                     f"{topic} has messages of a topic {source.topic} that was deleted in Kafka and created again: its "
@@ -63,7 +65,7 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Mir
                     "name another topic, or delete this one: offsets of the new source say nothing about its messages",
                 )
         if present.partitions < count:
-            partitions.grow(environment, topic, count)
+            partitioned_topics.grow(environment, topic, count)
     scopes = [topic_scope(record) for record in names.topics(environment, topic)]
     environment.metadata.policies.change(scopes, {DEDUPLICATION: True})
     record = MirrorRecord(topic, source.url, source.options.to_json(), described.cluster_id, described.uid)
@@ -80,10 +82,12 @@ def _check_not_mirrored(environment: Environment, topic: TopicName) -> None:
     raise Conflict(f"{topic} is a mirror of {mirror.source} already", "remove that mirror, or name another topic")
 
 
-def _has_messages_of_source(environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str) -> bool:
+def _check_origin_and_return_has_messages(
+    environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str
+) -> bool:
     """Return whether a partition ever had messages. Raise Conflict if neither its stored sequence ids nor its first or
     last messages are of the source. Messages that only another machine can read are not checked."""
-    from api.broker.mirroring.position import mirror_and_import_producer_names, mirrors_source
+    from api.broker.mirroring.position import has_first_or_last_message_of, mirror_and_import_producer_names
     from storage.topic import Topic
 
     of_source = mirror_and_import_producer_names(cluster_id, source_topic, record.name.partition)
@@ -94,7 +98,7 @@ def _has_messages_of_source(environment: Environment, record: TopicRecord, clust
         storage = Topic(environment, record)
         if not storage.snapshot_reader().end:
             return False
-        if not mirrors_source(storage, of_source):
+        if not has_first_or_last_message_of(storage, of_source):
             raise Conflict(
                 f"{record.name} has messages, and neither the first nor the last ones say that they came from "
                 f"{source_topic} of the Kafka cluster {cluster_id}",

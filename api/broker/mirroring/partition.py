@@ -115,7 +115,7 @@ class PartitionMirror:
 
         Raises MirrorStopped if a batch is damaged, or Kafka has lost records that were mirrored.
         """
-        self.note_ends(fetched)
+        self.update_source_ends(fetched)
         if fetched.common_end is not None:
             raise MirrorStopped(
                 f"{self.label}: the records up to offset {self.position.offset - 1} are here, and Kafka has others "
@@ -135,8 +135,8 @@ class PartitionMirror:
             self.position = FetchPosition(batches[-1].last_offset + 1, epoch)
         return batches
 
-    def note_ends(self, fetched: FetchedPartition) -> None:
-        """Store the high watermark and the last stable offset of a fetch response as the ends of the source."""
+    def update_source_ends(self, fetched: FetchedPartition) -> None:
+        """Keep the high watermark and the last stable offset of a fetch response as the ends of the source."""
         self.end_offset, self.stable_offset = fetched.high_watermark, fetched.last_stable_offset
 
     def skip_to(self, offset: int) -> None:

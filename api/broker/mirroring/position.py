@@ -34,11 +34,11 @@ class PositionLost(Conflict):
     """The messages of a topic do not show up to which offset of Kafka they were mirrored."""
 
 
-def last_mirrored_offset(storage: Topic, names: tuple[str, str], start: int | None) -> int | None:
+def last_mirrored_offset(storage: Topic, producers: tuple[str, str], start: int | None) -> int | None:
     """Return the last offset of Kafka that the raw log of a topic has. Reads the log.
 
     None: the topic never had a message; or no raw message was trimmed, and none is of the mirror that began at `start`.
-    `names`: of the producers of the mirror and of an import. Raises PositionLost.
+    `producers`: the names of the producers of the mirror and of an import. Raises PositionLost.
     """
     reader = storage.snapshot_reader()
     if not reader.end:
@@ -47,7 +47,7 @@ def last_mirrored_offset(storage: Topic, names: tuple[str, str], start: int | No
     for scanned in storage.producer_sequences(reader.first_offset):
         for name, sequence in scanned.highest.items():
             highest[name] = max(highest.get(name, -1), last_complete_sequence_number(sequence))
-    for name in names:
+    for name in producers:
         if name in highest:
             return highest[name]
     if start is not None and not reader.first_offset:
@@ -59,8 +59,8 @@ def last_mirrored_offset(storage: Topic, names: tuple[str, str], start: int | No
     )
 
 
-def mirrors_source(storage: Topic, names: tuple[str, str]) -> bool:
-    """Return whether a producer of `names` wrote the first or last messages of a topic that had some.
+def has_first_or_last_message_of(storage: Topic, producers: tuple[str, str]) -> bool:
+    """Return whether one of the producers, by name, wrote the first or last messages of a topic that had some.
 
     Reads the log. Raises SegmentNotLocal, DataLoss.
 
@@ -70,4 +70,4 @@ def mirrors_source(storage: Topic, names: tuple[str, str]) -> bool:
     reader = storage.snapshot_reader()
     first = islice(storage.producer_sequences(reader.first_offset), 1)
     last = storage.producer_sequences(max(reader.first_offset, reader.end - LAST_MESSAGES))
-    return any(not scanned.highest.keys().isdisjoint(names) for scanned in chain(first, last))
+    return any(not scanned.highest.keys().isdisjoint(producers) for scanned in chain(first, last))

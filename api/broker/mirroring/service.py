@@ -128,14 +128,14 @@ class MirrorService:
         answers = max(1, self._broker.settings.mirrors_buffer_bytes // FETCH_BYTES)
         return MirrorContext(self._broker, self._registry, service_loop, AnswerBudget(answers))
 
-    def _reconcile_tasks(self, running: Sequence[MirrorRecord], stored_errors: int) -> None:
+    def _reconcile_tasks(self, running: Sequence[MirrorRecord], stored_errors_before_read: int) -> None:
         """Start a task for each mirror of `running` that has none; cancel the tasks of changed or removed mirrors.
 
-        For the mirrors' thread, as all later methods. `stored_errors`: the number of stored errors before the rows were
-        read: rows may lack later errors.
+        For the mirrors' thread, as all later methods. `stored_errors_before_read`: the number of stored errors before
+        the rows were read: rows may lack later errors.
         """
         due = {record.topic: record for record in running}
-        later = {} if stored_errors == self._stored_errors else self._errors
+        later = {} if stored_errors_before_read == self._stored_errors else self._errors
         self._errors = {record.topic: later.get(record.topic, record.error) for record in running}
         for topic, (key, task) in list(self._tasks.items()):
             record = due.get(topic)

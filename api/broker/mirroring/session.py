@@ -349,7 +349,7 @@ class MirrorSession:
                 return fetched
             budget.release()
             for part in fetched:
-                partitions[part.number].note_ends(part)
+                partitions[part.number].update_source_ends(part)
             await self._end_rest_and_report_success(fetched, resting)
             if is_over_half_used:
                 await asyncio.sleep(_WAIT_MS / 1000)
@@ -477,16 +477,16 @@ def create_missing_partitions(broker: Broker, topic: TopicName, count: int) -> N
 
     Blocks. Raises TopicNotFound, Conflict.
     """
-    from api.broker import names, partitions
+    from api.broker import names, partitioned_topics
 
     present = broker.environment.metadata.partitions.find(topic)
     if present is None:
         raise TopicNotFound(f"the partitioned topic {topic} does not exist", "create it")
     if present.partitions < count:
         with suppress(Conflict):  # another service was first
-            partitions.grow(broker.environment, topic, count)
+            partitioned_topics.grow(broker.environment, topic, count)
     else:  # a process that ended between creating partitions and copying policies
-        names.copy_policies_to_partitions(broker.environment, present)
+        names.copy_policies_to_partitions_without_any(broker.environment, present)
 
 
 async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:

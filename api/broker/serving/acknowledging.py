@@ -151,16 +151,18 @@ class Acknowledgements:
         finally:
             self._lookups -= len(acks)
 
-    def remove_acknowledged_pending(self, consumer: Consumer | None = None) -> None:
+    def remove_acknowledged_pending(self, acknowledged_by: Consumer | None = None) -> None:
         """Remove pending entries that the position has acknowledged cumulatively: some now, others in later turns of
         the event loop.
 
-        `consumer`: the consumer that has acknowledged them; None: another interface has. Until they are removed they
-        count as unacknowledged messages of their consumers.
+        `acknowledged_by`: the consumer whose acknowledgement is counted; None: another interface has acknowledged them.
+        Until they are removed they count as unacknowledged messages of their consumers.
         """
-        if not self._is_removing and self._remove_some_acknowledged(consumer):
+        if not self._is_removing and self._remove_some_acknowledged(acknowledged_by):
             self._is_removing = True
-            self._topic.spawn(repeat_while(partial(self._remove_some_acknowledged, consumer), self._finish_removal))
+            self._topic.spawn(
+                repeat_while(partial(self._remove_some_acknowledged, acknowledged_by), self._finish_removal)
+            )
 
     def reset_acknowledged_end(self) -> None:
         """Reset the known end of the acknowledged messages to unknown, because the position was opened again."""
@@ -228,14 +230,14 @@ class Acknowledgements:
         self._position.current.acknowledge_cumulative(position)
         self.remove_acknowledged_pending(consumer)
 
-    def _remove_some_acknowledged(self, consumer: Consumer | None) -> HasMore:
+    def _remove_some_acknowledged(self, acknowledged_by: Consumer | None) -> HasMore:
         """Remove as many acknowledged pending entries as one step of the event loop may take. Return whether more may
         remain."""
         position = self._position.current
         end = position.acknowledged_to + 1  # a reset may have moved it back since the last step
         removed, has_more = self._pending.remove_acknowledged_through(end)
-        if consumer is not None:
-            consumer.acknowledged.add(sum(pending.live_mask.bit_count() for pending in removed))
+        if acknowledged_by is not None:
+            acknowledged_by.acknowledged.add(sum(pending.live_mask.bit_count() for pending in removed))
         if self.on_entry_acknowledged is not None:
             for pending in removed:
                 self.on_entry_acknowledged(pending)

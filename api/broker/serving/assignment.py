@@ -1,8 +1,9 @@
-"""The assignment of entries to the consumers of one subscription: by selector, draining hashes and partly delivered
-chunked messages.
+"""The assignment of entries to the consumers of one subscription: by selector, owners of key hashes and partly
+delivered chunked messages.
 
 The selector names a consumer (selection.py). Two rules come first: an entry that continues a chunked message is for the
-consumer of the first chunk, and an entry waits while another consumer has unacknowledged ones of its key (draining.py).
+consumer of the first chunk, and an entry waits while another consumer has unacknowledged ones of its key
+(key_hash_owners.py).
 
 For the event loop alone. Must not know: entries that wait, the topic.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from api.broker.serving.consumer import Consumer, SubscriptionType
-from api.broker.serving.draining import DrainingHashes
+from api.broker.serving.key_hash_owners import KeyHashOwners
 from api.broker.serving.key_routing import DeliveryHeader
 from api.broker.serving.pending_acks import Group
 from api.broker.serving.selection import ChunkAssignments, RoundRobin, SingleActive, selector_for
@@ -28,7 +29,7 @@ class Assignment:
         self._selector = selector_for(first, partition)
         self._by_key = first.type is SubscriptionType.KEY_SHARED
         self._can_receive = can_receive
-        self._draining = DrainingHashes()
+        self._hash_owners = KeyHashOwners()
         self._chunks = ChunkAssignments()
 
     @property
@@ -71,7 +72,7 @@ class Assignment:
                 return owner if self._can_receive(owner) else None
         key_hash = header.group if isinstance(header.group, int) else 0
         consumer = self._selector.select(key_hash, self._can_receive)
-        if consumer is not None and self._by_key and not self._draining.allows(key_hash, consumer):
+        if consumer is not None and self._by_key and not self._hash_owners.allows(key_hash, consumer):
             return None
         return consumer
 
@@ -90,13 +91,13 @@ class Assignment:
         if header.chunk and not self._by_key:
             self._chunks.note(header.chunk, consumer, header.is_last_chunk)
         if self._by_key and isinstance(header.group, int):
-            self._draining.add(header.group, consumer)
+            self._hash_owners.add_entry(header.group, consumer)
 
     def note_entry_left_consumer(self, group: Group) -> None:
         """Note that a consumer has lost an entry of a group: it was acknowledged, returned or dropped. After the last
         one of a key another consumer may receive the key."""
         if self._by_key and isinstance(group, int):
-            self._draining.remove(group)
+            self._hash_owners.subtract_entry(group)
 
     def clear_partial_chunks(self) -> None:
         """Drop the assignments of partly delivered chunked messages to consumers: all entries are read again."""

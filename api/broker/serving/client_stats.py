@@ -27,7 +27,7 @@ def live_topic_state(topic: PersistentTopic) -> LiveTopicState:
         bytes_out_counter=sum(item.bytes for item in delivered),
         average_msg_size=received.bytes / received.messages if received.messages else 0.0,
         deduplication_status="Enabled" if topic.is_deduplicating else "Disabled",
-        publishers=tuple(_producer_stats(item) for item in topic.producers.all),
+        publishers=tuple(_producer_stats(item) for item in topic.producers.active),
     )
     return LiveTopicState(stats, {name: _subscription_state(item) for name, item in list(topic.subscriptions.items())})
 

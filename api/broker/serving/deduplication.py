@@ -31,7 +31,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from api.broker.serving.older_log import MissingEntries, log_accepted_gaps, reset_sequences_to_log
+from api.broker.serving.older_log import MissingEntries, reset_sequences_to_log, warn_about_accepted_gaps
 from api.broker.serving.publishing import QueuedEntry
 from storage.entries.entry import parse_metadata, signed
 from storage.entries.replicated import Source, directly_follows
@@ -163,14 +163,14 @@ class Deduplication:
         self.store()  # so that the next load does not read it again
         self.is_loaded = True
 
-    def prepare_for_replicators(self) -> None:
+    def mark_replicated_and_end_accepted_gaps(self) -> None:
         """Store in SQL that replicators write to the topic, before the first entry of any, and end the gaps of missing
         entries that a policy accepts. Idempotent. Blocks; call `load` before. Raises CompactorError."""
         if self._missing and self._metadata.policies.effective(self._topic.record).replication_accept_gaps:
             with self._lock:
                 accepted = self._missing.accept_all()
                 self._store_at = 0  # if it fails now
-            log_accepted_gaps(self._topic, accepted)
+            warn_about_accepted_gaps(self._topic, accepted)
             self.store()
         with self._lock:
             if self._sources is not None:

@@ -47,7 +47,7 @@ RETURNED_ENTRIES = 1_000
 """Entries of leaving consumers that are returned before other tasks have a turn."""
 
 
-class Deliveries(Protocol):
+class DispatcherOwner(Protocol):
     """A subscription, as its dispatcher calls it."""
 
     name: str
@@ -74,7 +74,7 @@ class Dispatcher:
     """The dispatcher of one subscription: it delivers entries to the consumers. For the event loop alone."""
 
     def __init__(
-        self, deliveries: Deliveries, position: SubscriptionPosition, topic: ServedTopic, first: Consumer
+        self, deliveries: DispatcherOwner, position: SubscriptionPosition, topic: ServedTopic, first: Consumer
     ) -> None:
         """Make a dispatcher without consumers. `first`: the first consumer, whose type and key-shared mode later ones
         share. The caller adds it by `add`."""
@@ -410,7 +410,7 @@ class Dispatcher:
         header = delivery_header(entry.data, self._by_key)
         consumer = self._assignment.choose(header)
         if consumer is None:  # its own consumer cannot receive now; other groups go on
-            return self._waiting.queue.regroup(entry.offset, header.group)
+            return self._waiting.queue.set_group_if_missing(entry.offset, header.group)
         ack_start = self._waiting.ack_start(entry.offset)
         self._waiting.drop(entry.offset)
         self._deliver(consumer, entry, live_mask, ack_start, header)

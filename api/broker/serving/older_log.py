@@ -195,7 +195,7 @@ class MissingEntries:
             self.ended.add(cluster)
 
 
-def log_accepted_gaps(topic: Topic, accepted: Mapping[str, SourcePosition]) -> None:
+def warn_about_accepted_gaps(topic: Topic, accepted: Mapping[str, SourcePosition]) -> None:
     """Log a warning for each gap that the policy has ended although its entries are missing."""
     for cluster, last in accepted.items():
         LOG.warning(

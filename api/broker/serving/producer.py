@@ -126,8 +126,8 @@ class ProducerRegistry:
         return len(self._by_name)
 
     @property
-    def all(self) -> list[Producer]:
-        """The producers that are connected and may write."""
+    def active(self) -> list[Producer]:
+        """The producers that may write now, without those that wait for their turn."""
         return list(self._by_name.values())
 
     def get(self, name: str) -> Producer | None:
@@ -160,7 +160,7 @@ class ProducerRegistry:
             self._become_exclusive(producer)
         elif mode == AccessMode.EXCLUSIVE_WITH_FENCING:
             self.fail_waiting(ProducerFenced("another producer took the topic", _CREATE_AGAIN))
-            others = self.all
+            others = self.active
             for other in others:
                 self.remove(other)
             call_in_turns((other.channel.disconnect for other in others), PRODUCERS_AT_ONCE)

@@ -49,7 +49,7 @@ class WaitingOffsets:
         if heap is not None:
             self._clean(group, heap)
 
-    def regroup(self, offset: int, group: Group) -> bool:
+    def set_group_if_missing(self, offset: int, group: Group) -> bool:
         """Move an offset that waits without a group into one. Return whether it was moved."""
         if group is None or self._groups.get(offset, group) is not None:
             return False

@@ -105,7 +105,7 @@ class PersistentTopic:
             self.name,
             self.append,
             self._store_sequences_if_due,
-            self.report_loss,
+            self.report_topic_lost,
             self.refuse_replicator,
             log_throttle,
         )
@@ -179,7 +179,7 @@ class PersistentTopic:
         if is_small:
             new = deduplication.new_entries(group)
         else:
-            new = await self._pools[WaitsFor.LOG].run_queued(deduplication.new_entries, group)
+            new = await self._pools[WaitsFor.LOG].run_without_deadline_or_queue_limit(deduplication.new_entries, group)
         appended = await self._append_to_log(new.entries, is_small) if new.entries else []
         return deduplication.record_outcomes(new, appended)
 
@@ -203,7 +203,7 @@ class PersistentTopic:
         stop_on_error = {item.producer.name for item in group if item.stops_on_error}
         append = self._held.new_append(entries, senders, result.deliver, stop_on_error, headers)
         if not (is_small and append.submit_without_waiting()):
-            await self._pools[WaitsFor.LOG].run_queued(append.submit_remaining)
+            await self._pools[WaitsFor.LOG].run_without_deadline_or_queue_limit(append.submit_remaining)
         return await result.future
 
     def last_sequence_id(self, producer_name: str) -> int:
@@ -224,7 +224,7 @@ class PersistentTopic:
         if self._deduplication.of_producers or is_for_replicator:
             await self._sequence_loads.load(self.record.id, self._deduplication)
         if is_for_replicator:
-            await self.database.run(self._deduplication.prepare_for_replicators)
+            await self.database.run(self._deduplication.mark_replicated_and_end_accepted_gaps)
 
     def _store_sequences_if_due(self) -> None:
         """Begin to store the sequence ids of producers in SQL, if that is due; do not wait for it."""
@@ -247,7 +247,7 @@ class PersistentTopic:
 
     # Consumers
 
-    async def subscribe(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
+    async def find_or_create_subscription(self, consumer: Consumer, request: SubscribeRequest) -> Subscription:
         """Find or create the subscription that a consumer joins, and return it. The consumer is not added yet:
         `Dispatcher.add` adds it and starts the delivery.
 
@@ -423,7 +423,7 @@ class PersistentTopic:
         `seconds`: the time since the last call.
         """
         is_over = self.over_quota() is not None
-        async for producer in in_turns(self.producers.all, CLIENTS_AT_ONCE):
+        async for producer in in_turns(self.producers.active, CLIENTS_AT_ONCE):
             producer.published.tick(seconds)
             if is_over:
                 producer.disconnect()  # its client connects again and is refused with the reason
@@ -439,7 +439,7 @@ class PersistentTopic:
         if self.idle_since is None:
             self._update_idle_since()
 
-    def report_loss(self, error: BaseException) -> None:
+    def report_topic_lost(self, error: BaseException) -> None:
         """Log that this service does not serve the topic any more, and call `on_lost`."""
         LOG.info("%s is not served here any more: %s", self.name, error)
         self._on_lost(self)
@@ -456,7 +456,7 @@ class PersistentTopic:
         try:
             self.producers.fail_waiting(self._not_served_error())
             await self.publishing.drain_and_close()  # a producer that is disconnected before its receipts sends twice
-            async for producer in in_turns(self.producers.all, CLIENTS_AT_ONCE):
+            async for producer in in_turns(self.producers.active, CLIENTS_AT_ONCE):
                 producer.disconnect()
             for subscription in list(self.subscriptions.values()):
                 subscription.disconnect()

@@ -157,7 +157,9 @@ class TopicRegistry:
         storage = Topic(self._broker.environment, record)
         log = await pools[WaitsFor.LOG].run(self._hold_log, storage)
         try:
-            deduplicates, epoch = await pools[WaitsFor.DATABASE].run(self._load_producer_state, record)
+            deduplicates, epoch = await pools[WaitsFor.DATABASE].run(
+                self._load_producer_state_and_delete_unused_sequences, record
+            )
         except BaseException:
             await pools[WaitsFor.LOG].run_required(log.release)
             raise
@@ -198,7 +200,7 @@ class TopicRegistry:
                 f"{storage.name} cannot be served here: another process still has its log open"
             ) from error
 
-    def _load_producer_state(self, record: TopicRecord) -> ProducerState:
+    def _load_producer_state_and_delete_unused_sequences(self, record: TopicRecord) -> ProducerState:
         """Read from SQL what a topic that is opened needs for its producers. If deduplication is off, end the stored
         sequence ids. For threads."""
         deduplicates = self._is_deduplication_enabled(record)

@@ -22,7 +22,7 @@ def show_table_location(context: typer.Context, topic: Topic, output: Output = O
     from api.broker import tables
 
     with open_for_reading(context.obj) as environment:
-        table = tables.table_of(environment, topic)
+        table = tables.iceberg_table_of(environment, topic)
     snapshot = table.metadata.current_snapshot
     summary = snapshot["summary"]
     rows = int(summary["total-records"]) - int(summary["total-position-deletes"])

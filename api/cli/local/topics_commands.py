@@ -116,7 +116,7 @@ def create_topic(
 ) -> None:
     """Create a topic, which must not exist, and its tenant and namespace if they do not exist."""
     properties_by_name = dict(parse_pair(text, "give NAME=VALUE") for text in properties or ())
-    from api.broker import partitions as partitioned_topics, topics
+    from api.broker import partitioned_topics, topics
 
     with open_for_writing(context.obj) as environment:
         environment.metadata.tenancy.ensure_namespace(topic)

@@ -54,7 +54,7 @@ async def _create_consumer(session: Session, request: requests.Subscribe, is_res
             if other.channel.connection is not session:
                 await other.channel.connection.close_unless_alive()
     options = _subscribe_request(request, context.clock.now_ms())
-    connected.subscription = subscription = await topic.subscribe(consumer, options)
+    connected.subscription = subscription = await topic.find_or_create_subscription(consumer, options)
     if subscription.position.is_new:
         subscription.position.is_new = False
         identity.audit("create_subscription", topic.name, subscription.name)

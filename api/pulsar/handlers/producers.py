@@ -79,7 +79,7 @@ async def _create_producer(
         session.remove_producer(connected)
         topic.remove_producer(producer)
         if isinstance(error, Fenced):
-            topic.report_loss(error)
+            topic.report_topic_lost(error)
         raise
     if producer.is_closed:
         raise Refused(ServerError.ServiceNotReady, f"the producer {producer.name!r} was closed while it was created")

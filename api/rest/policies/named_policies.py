@@ -129,4 +129,4 @@ def _policies_by_name(broker: Broker, scope: PolicyScope, applied: bool) -> dict
     that the scope itself sets."""
     if applied:
         return policies_document(policies.resolved(broker.environment, scope))
-    return policy_settings_document(policies.settings(broker.environment, scope), scope.origin)
+    return policy_settings_document(policies.own_policies(broker.environment, scope), scope.origin)

@@ -148,12 +148,12 @@ def head_table(broker: Broker, request: Request) -> None:
     _table_of_path(broker, request)
 
 
-def _table_of_path(broker: Broker, request: Request) -> tables.TopicTable:
+def _table_of_path(broker: Broker, request: Request) -> tables.IcebergTable:
     """Return the table that a request's path names. Raise an error (404) if it does not exist."""
     name = _topic_of_path(request)
     if name is None:
         raise _NoSuchObject(NO_TABLE, "a table of that name")
-    return tables.table_of(broker.environment, name)
+    return tables.iceberg_table_of(broker.environment, name)
 
 
 def _visible_topics_with_tables(

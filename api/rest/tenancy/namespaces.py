@@ -90,7 +90,7 @@ def create_namespace(
         raise RestException(412, f"Invalid cluster id: there is one cluster, {cluster}")
     with reword_errors("Tenant does not exist", "Namespace already exists"):
         broker.environment.metadata.tenancy.create_namespace(
-            namespace, pulsar_policies.settings_from_document(initial.model_dump(by_alias=True))
+            namespace, pulsar_policies.policies_from_document(initial.model_dump(by_alias=True))
         )
 
 

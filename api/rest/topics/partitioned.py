@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ValidationError
 
-from api.broker import names, partitions
+from api.broker import names, partitioned_topics
 from api.broker.refusals import ClientsConnected, NotPartitioned, NotTheOwner
 from api.broker.threads import WaitsFor
 from api.http.access import ANY_USE, AuthAction
@@ -91,7 +91,7 @@ Body = Annotated[_PartitionsBody, Depends(_partitions_body)]
 @router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
 def list_partitioned_topics(broker: Broker, namespace: Namespace) -> list[str]:
     """Return the partitioned topics of a namespace, without their partitions."""
-    return [str(name) for name in partitions.in_namespace(broker.environment, namespace)]
+    return [str(name) for name in partitioned_topics.in_namespace(broker.environment, namespace)]
 
 
 @router.put(TOPIC_PATH + "/partitions", AuthAction.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
@@ -101,7 +101,7 @@ def create_partitioned_topic(broker: Broker, topic: Topic, body: Body) -> None:
     if topic.partition >= 0:
         raise RestException(412, "Partitioned Topic Name should not contain '-partition-'")
     with reword_errors(NO_NAMESPACE, EXISTS):
-        partitions.create(broker.environment, topic, body.partitions, body.properties or {})
+        partitioned_topics.create(broker.environment, topic, body.partitions, body.properties or {})
 
 
 @router.post(
@@ -116,13 +116,13 @@ def update_partitioned_topic(
     """Increase the number of partitions of a topic to that in the body; new ones get the policies of the others.
     Partitions cannot be removed."""
     _check_partition_count(topic, body.partitions)
-    partitions.grow(broker.environment, topic, body.partitions)
+    partitioned_topics.grow(broker.environment, topic, body.partitions)
 
 
 @router.post(TOPIC_PATH + "/createMissedPartitions", AuthAction.ADMIN, refuses=(409,))
 def create_missed_partitions(broker: Broker, topic: Topic) -> None:
     """Create the partitions that were deleted again, empty, with the policies of the others."""
-    partitions.restore(broker.environment, topic)
+    partitioned_topics.recreate_deleted_partitions(broker.environment, topic)
 
 
 @router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
@@ -152,12 +152,12 @@ async def delete_partitioned_topic(request: Request, broker: Broker, topic: Topi
     log = broker.pools[WaitsFor.LOG]
     try:
         with reword_errors(f"Topic {topic} not found."):
-            others = await log.run(partitions.owned_elsewhere, broker, topic)
+            others = await log.run(partitioned_topics.owned_elsewhere, broker, topic)
             for other in others if not force else ():
                 await _check_no_clients(request, broker, other)
             for other in others:
                 await context_of(request).proxy.send_to_owner(request, other, "PUT", "unload")
-            await log.run(partitions.delete, broker, topic, force)
+            await log.run(partitioned_topics.delete, broker, topic, force)
     except NotPartitioned as error:
         advice = "Instead of calling delete-partitioned-topic please call delete."
         raise RestException(409, f"{topic} is a non-partitioned topic. {advice}") from error

@@ -121,7 +121,7 @@ def get_schema_version(broker: Broker, topic: Topic, version: Version) -> GetSch
 @router.get(PATH + "/schemas", *ANY_USE)
 def get_schemas(broker: Broker, topic: Topic) -> GetAllVersionsSchemaResponse:
     """Return all versions of a topic's schema, oldest first; 404 if it has none."""
-    versions = _require_stored(topic, broker.schemas.versions(topic) or None)
+    versions = _require_stored(topic, broker.schemas.load_versions(topic) or None)
     return GetAllVersionsSchemaResponse(get_schema_responses=[_schema_response(item) for item in versions])
 
 

@@ -122,7 +122,10 @@ def test_a_log_directory_without_a_service_is_listed_with_the_topics_that_wait(
     services = {name: ServiceRecord(name, f"http://{name}", logs[name].uid, 0, 0) for name in "ab"}
 
     def unserved() -> dict[str | None, tuple[str | None, list[TopicName]]]:
-        return {log.log_uid: (log.service and log.service.name, list(log.topics)) for log in ownership.unserved_logs()}
+        return {
+            log.log_uid: (log.service and log.service.name, list(log.topics))
+            for log in ownership.unserved_log_directories()
+        }
 
     waiting = [two_logs.name]
     assert unserved() == {logs["a"].uid: (None, waiting), logs["b"].uid: (None, waiting)}

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from api.broker.schema_compatibility import SchemaType, join_parts
-from api.broker.schema_values import DEFINITION_BYTES, NotDecoded, decode
+from api.broker.schema_values import DEFINITION_BYTES, NotDecoded, decode_to_text
 from storage.metadata.schemas import SchemaRecord
 
 
@@ -36,7 +36,7 @@ def schema(kind: str, data: bytes = b"", **properties: str) -> SchemaRecord:
     ],
 )
 def test_primitive_types(kind: str, payload: bytes, text: str) -> None:
-    assert decode(schema(kind), payload, None) == text
+    assert decode_to_text(schema(kind), payload, None) == text
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_primitive_types(kind: str, payload: bytes, text: str) -> None:
 )
 def test_other_payloads_are_not_decoded(kind: str, payload: bytes, reason: str) -> None:
     with pytest.raises(NotDecoded, match=reason):
-        decode(schema(kind), payload, None)
+        decode_to_text(schema(kind), payload, None)
 
 
 def test_an_avro_record() -> None:
     record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
     definition = json.dumps(record).encode()
-    assert json.loads(decode(schema("AVRO", definition), b"\x06abc", None)) == {"a": "abc"}
+    assert json.loads(decode_to_text(schema("AVRO", definition), b"\x06abc", None)) == {"a": "abc"}
     with pytest.raises(NotDecoded, match=f"{len(definition) + DEFINITION_BYTES:,} bytes"):
-        decode(schema("AVRO", definition + b" " * DEFINITION_BYTES), b"\x06abc", None)
+        decode_to_text(schema("AVRO", definition + b" " * DEFINITION_BYTES), b"\x06abc", None)
 
 
 @pytest.mark.parametrize("encoding", ["INLINE", "SEPARATED"])
@@ -72,10 +72,10 @@ def test_a_key_and_a_value(encoding: str) -> None:
         "KEY_VALUE", definition, key_schema_type="STRING", value_schema_type="AVRO", kv_encoding_type=encoding
     )
     payload = b"\x00\x00\x00\x01k\x00\x00\x00\x01\x54" if encoding == "INLINE" else b"\x54"
-    assert json.loads(decode(pair, payload, b"k")) == {"key": "k", "value": 42}
+    assert json.loads(decode_to_text(pair, payload, b"k")) == {"key": "k", "value": 42}
     if encoding == "INLINE":
         empty = b"\x00\x00\x00\x01k" + b"\xff" * 4
-        assert json.loads(decode(pair, empty, None)) == {"key": "k", "value": None}
+        assert json.loads(decode_to_text(pair, empty, None)) == {"key": "k", "value": None}
         for damaged in (payload[:-1], payload + b"x", b"\x7f"):
             with pytest.raises(NotDecoded):
-                decode(pair, damaged, None)
+                decode_to_text(pair, damaged, None)

@@ -168,7 +168,7 @@ def test_a_type_without_meaning_is_refused_and_counts_as_absent(registry: Regist
     with pytest.raises(InvalidSchema, match="type 21 cannot be stored"):
         registry.ensure(TOPIC, unknown)
     metadata.schemas.add(TOPIC, unknown, 0)  # as earlier releases did
-    assert (registry.find(TOPIC), registry.find(TOPIC, 0), registry.versions(TOPIC)) == (None, None, [])
+    assert (registry.find(TOPIC), registry.find(TOPIC, 0), registry.load_versions(TOPIC)) == (None, None, [])
     assert registry.ensure(TOPIC, TEXT).version == 1
     registry.store_if_first_or_check_readable(TOPIC, TEXT)
     with pytest.raises(IncompatibleSchema, match="it is of type STRING, the new one of type AVRO"):

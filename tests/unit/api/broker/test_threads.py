@@ -104,7 +104,7 @@ async def test_a_queue_has_an_end(leave: threading.Event) -> None:
 async def test_a_call_that_may_not_be_refused_waits_behind_a_full_queue(leave: threading.Event) -> None:
     pool = Pool(WaitsFor.LOG, 1, FAR_MS, ManualClock())
     tasks = await hung(pool, leave, 1)
-    waiting = [asyncio.create_task(pool.run_queued(int, "1")) for _ in range(100)]
+    waiting = [asyncio.create_task(pool.run_without_deadline_or_queue_limit(int, "1")) for _ in range(100)]
     await asyncio.sleep(0)
     leave.set()
     assert await asyncio.gather(*waiting) == [1] * 100

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.broker import partitions, topics
+from api.broker import partitioned_topics, topics
 from api.broker.broker import Broker
 from api.broker.names import find_or_create, find_partitioned, other_owner
 from api.pulsar.errors import ServerError, refusal
@@ -101,12 +101,12 @@ def test_operations_on_a_partitioned_topic_take_as_many_statements_for_any_numbe
     metadata.services.heartbeat(ServiceRecord("other:1:aa", "http://other", "other", 0, 0))
     counts = []
     for count in (2, 200):
-        partitions.create(broker.environment, many, 1, {})
+        partitioned_topics.create(broker.environment, many, 1, {})
         first = metadata.topics.get(many.of_partition(0))
         metadata.policies.change([topic_scope(first)], {"max.message.bytes": 5})
         calls = (
-            partial(partitions.grow, broker.environment, many, count),
-            partial(partitions.restore, broker.environment, many),
+            partial(partitioned_topics.grow, broker.environment, many, count),
+            partial(partitioned_topics.recreate_deleted_partitions, broker.environment, many),
             partial(topics.unload, broker, many),
         )
         counts.append([len(statements(metadata, call)) for call in calls])
@@ -115,9 +115,9 @@ def test_operations_on_a_partitioned_topic_take_as_many_statements_for_any_numbe
             for record in metadata.topics.in_namespace("public/default")
             if record.name.partitioned_topic == many
         ]
-        counts[-1].append(len(statements(metadata, partial(partitions.owned_elsewhere, broker, many))))
-        assert len(partitions.owned_elsewhere(broker, many)) == count
+        counts[-1].append(len(statements(metadata, partial(partitioned_topics.owned_elsewhere, broker, many))))
+        assert len(partitioned_topics.owned_elsewhere(broker, many)) == count
         for lease in leases:
             metadata.leases.release(lease)
-        counts[-1].append(len(statements(metadata, partial(partitions.delete, broker, many))))
+        counts[-1].append(len(statements(metadata, partial(partitioned_topics.delete, broker, many))))
     assert counts[0] == counts[1]

@@ -162,7 +162,7 @@ async def join(client: Session, topic: PersistentTopic, type_: SubscriptionType,
         number = len(client.consumers)
         options = ConsumerOptions(f"{prefix}{number}", type_, number)
         connected = ConnectedConsumer(client, topic, options, None)
-        connected.subscription = await topic.subscribe(connected.consumer, SubscribeRequest("s"))
+        connected.subscription = await topic.find_or_create_subscription(connected.consumer, SubscribeRequest("s"))
         client.consumers[number] = connected
         assert connected.subscription.dispatcher is not None
         connected.subscription.dispatcher.add(connected.consumer)

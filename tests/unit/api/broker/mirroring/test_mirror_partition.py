@@ -35,7 +35,7 @@ def test_a_session_that_read_nothing_reports_what_earlier_ones_read() -> None:
             MirrorTotals(),
         )
         partition.read_before = 8
-        partition.note_ends(FetchedPartition(0, 1, 8, 8, -1, (), b"", None))
+        partition.update_source_ends(FetchedPartition(0, 1, 8, 8, -1, (), b"", None))
         assert partition.progress() == MirrorProgress(8, 8, 0)
     finally:
         loop.close()

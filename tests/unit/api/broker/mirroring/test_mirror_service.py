@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from api.broker import partitions
+from api.broker import partitioned_topics
 from api.broker.mirroring import operations, position, session
 from api.broker.mirroring.session import AnswerBudget
 from api.broker.mirroring.source import MirrorOptions, MirrorSource
@@ -116,7 +116,7 @@ def test_entries_in_flight_of_a_producer_that_was_disconnected_count(
         async with mirrored.serving() as serving, disk:
             await serving.until(disk.is_waiting.is_set)
             (topic,) = serving.registry
-            for producer in list(topic.producers.all):
+            for producer in list(topic.producers.active):
                 producer.disconnect()
             mirrored.kafka.topic.append(0, Batch(records(5, 5)))
             await serving.until(lambda: draining.is_set() or len(topic.producers))
@@ -263,7 +263,7 @@ def test_the_epoch_of_records_is_stored_before_them(mirrored: Mirrored, monkeypa
 def test_a_topic_of_others_is_refused_and_not_changed(mirrored: Mirrored) -> None:
     """One with messages of an import of the partition is taken."""
     environment, name = mirrored.broker.environment, TopicName.parse("others")
-    partitions.create(environment, name, 1, {})
+    partitioned_topics.create(environment, name, 1, {})
     topic = Topic(environment, environment.metadata.topics.get(name.of_partition(0)))
     with topic.append_log() as log:
         log.append(single(b"k", b"v"))
@@ -307,7 +307,7 @@ def test_a_source_that_was_made_again_is_refused_after_removal(mirrored: Mirrore
         match=f"messages of a topic users that was deleted in Kafka and created again: its id was {second} .* {third}",
     ):
         operations.add(environment, source, TOPIC)
-    partitions.delete(mirrored.broker, TOPIC, force=True)
+    partitioned_topics.delete(mirrored.broker, TOPIC, force=True)
     operations.add(environment, source, TOPIC)
     asyncio.run(mirrored.mirror_to_end())
     assert mirrored.stored() == list(range(9))
@@ -318,7 +318,7 @@ def test_a_long_log_of_others_is_not_read_whole(mirrored: Mirrored, monkeypatch:
     monkeypatch.setattr(position, "LAST_MESSAGES", 2)
     monkeypatch.setattr(segment_tables, "ENTRIES_BYTES", 1)
     environment, name = mirrored.broker.environment, TopicName.parse("others")
-    partitions.create(environment, name, 1, {})
+    partitioned_topics.create(environment, name, 1, {})
     topic = Topic(environment, environment.metadata.topics.get(name.of_partition(0)))
     imported = encode_message(b"k", b"v", producer="kafka:users-0", sequence_id=4, publish_time=NOW)
     with topic.append_log() as log:
@@ -495,7 +495,7 @@ def test_messages_of_others_in_an_empty_partition_are_no_lost_position(mirrored:
         async with mirrored.serving() as serving:
             await serving.until(lambda: serving.mirroring.is_at_end(TOPIC))
             (topic,) = serving.registry
-            (producer,) = topic.producers.all
+            (producer,) = topic.producers.active
             other = topic.new_producer(producer.channel, ProducerOptions("other"))
             await topic.append([QueuedEntry(other, 7, 7, 1, single(b"k", b"v"))])
 
@@ -539,7 +539,7 @@ def test_the_position_after_an_import_is_remembered(mirrored: Mirrored) -> None:
         async with mirrored.serving() as serving:
             await serving.until(lambda: serving.mirroring.is_at_end(TOPIC))
             (topic,) = serving.registry
-            (producer,) = topic.producers.all
+            (producer,) = topic.producers.active
             other = topic.new_producer(producer.channel, ProducerOptions("kafka:users-0"))
             await topic.append([QueuedEntry(other, 4, 4, 1, last)])
         mirrored.kafka.topic.append(0, Batch(records(0, 5)))

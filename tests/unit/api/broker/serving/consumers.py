@@ -86,7 +86,7 @@ class Reader:
 
     async def join(self, permits: int = ALL) -> Reader:
         self.consumer.permits = permits
-        self.subscription = await self._topic.subscribe(self.consumer, self.request)
+        self.subscription = await self._topic.find_or_create_subscription(self.consumer, self.request)
         assert self.subscription.dispatcher is not None
         self.subscription.dispatcher.add(self.consumer)
         await quiet()

@@ -80,7 +80,7 @@ class Log:
 
     def replicate(self, *sent: QueuedEntry) -> list[bool]:
         """Return whether each entry of a replicator was stored now."""
-        self.known.prepare_for_replicators()
+        self.known.mark_replicated_and_end_accepted_gaps()
         answers = self.answers(sent, self.append_unchecked)
         assert all(isinstance(answer, AppendResult) or answer == EARLIEST for answer in answers)
         return [isinstance(answer, AppendResult) for answer in answers]

@@ -33,7 +33,7 @@ class AtOnce:
         await asyncio.sleep(0)
         return work(*arguments)
 
-    run_without_deadline = run_queued = run_required = run
+    run_without_deadline = run_without_deadline_or_queue_limit = run_required = run
 
 
 POOLS = cast(Pools, dict.fromkeys(WaitsFor, AtOnce()))

@@ -248,7 +248,7 @@ def test_producers_of_the_same_name_here_and_there(bench: Workbench, topic: Topi
 
 def test_producers_beside_a_replicator_are_not_deduplicated_without_the_policy(bench: Workbench, topic: Topic) -> None:
     with closing(Log(bench, topic, of_producers=False)) as log:
-        log.known.prepare_for_replicators()
+        log.known.mark_replicated_and_end_accepted_gaps()
         group = [publish("a", 0), replicate("us", 3, 7), publish("a", 0), replicate("us", 3, 7), publish("b", 1)]
         answers = log.answers(group, log.append_unchecked)
         assert [isinstance(answer, AppendResult) for answer in answers] == [True, True, True, False, True]
@@ -326,7 +326,7 @@ def test_a_replicator_that_sends_a_group_again_is_no_cluster_that_was_built_agai
 
 
 def test_a_marker_is_acknowledged_and_not_stored(replicated: Log) -> None:
-    replicated.known.prepare_for_replicators()
+    replicated.known.mark_replicated_and_end_accepted_gaps()
     group = [replicate("us", 3, 7), replicate("us", 3, 8, marker_type=10), replicate("us", 3, 9)]
     answers = replicated.answers(group, replicated.append_unchecked)
     assert answers[1] == NOT_STORED
@@ -362,7 +362,7 @@ def test_a_gap_before_the_first_entry_of_a_connection_is_logged_once(
 def test_a_marker_before_the_first_entry_of_a_connection_is_no_gap(
     replicated: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replicated.known.prepare_for_replicators()
+    replicated.known.mark_replicated_and_end_accepted_gaps()
     group = [replicate("us", 3, 7), replicate("us", 3, 8, marker_type=10)]
     replicated.answers(group, replicated.append_unchecked)
     replicated.known.note_replicator_connected("pulsar.repl.us")

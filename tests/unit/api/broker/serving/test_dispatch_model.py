@@ -125,7 +125,7 @@ class Schedule:
         channel = CheckingChannel()
         channel.model, channel.reader = self.model, reader
         reader.channel = reader.consumer.channel = channel
-        subscription = await self._topic.subscribe(reader.consumer, reader.request)
+        subscription = await self._topic.find_or_create_subscription(reader.consumer, reader.request)
         reader.subscription, reader.consumer.permits = subscription, permits
         assert subscription.dispatcher is not None
         before = self.active

@@ -32,7 +32,7 @@ def missing(bench: Workbench, topic: Topic) -> dict[str, SourcePosition]:
 
 def refusal(log: Log, *sent: QueuedEntry) -> str:
     """Return the reason for which the first entry is refused; no later one is taken."""
-    log.known.prepare_for_replicators()
+    log.known.mark_replicated_and_end_accepted_gaps()
     before = log.payloads()
     first, *later = log.answers(sent, log.append_unchecked)
     assert isinstance(first, InvalidRecord)
@@ -108,7 +108,7 @@ def test_a_policy_that_the_database_did_not_note_is_stored_later(
     with monkeypatch.context() as patched:
         patched.setattr(bench.metadata.producer_sequences, "store", away)
         with pytest.raises(Unavailable):
-            older.known.prepare_for_replicators()
+            older.known.mark_replicated_and_end_accepted_gaps()
     assert older.known.claim_due_store()
     older.known.store()
     assert missing(bench, topic) == {}

@@ -108,7 +108,7 @@ def test_who_may_be_beside_whom(run: Any) -> None:
         add(topic, "b", SHARED)
         assert refusal_of(topic, "b", SHARED) is ProducerBusy
         assert refusal_of(topic, "c", EXCLUSIVE) is ProducerFenced
-        for other in topic.producers.all:
+        for other in topic.producers.active:
             topic.producers.remove(other)
         add(topic, "c", EXCLUSIVE)
         assert refusal_of(topic, "a", SHARED) is ProducerBusy
@@ -132,7 +132,7 @@ def test_one_that_waits_gets_its_turn_and_one_that_has_gone_does_not(run: Any) -
         assert first.topic_epoch is not None
         assert last.topic_epoch is not None
         assert last.topic_epoch > first.topic_epoch
-        assert topic.producers.all == [last]
+        assert topic.producers.active == [last]
 
     run(test)
 
@@ -146,7 +146,7 @@ def test_fencing_sends_all_others_away(run: Any) -> None:
         assert turn is not None
         with pytest.raises(ProducerFenced):
             await turn
-        assert topic.producers.all == [last]
+        assert topic.producers.active == [last]
 
     run(test)
 
@@ -196,7 +196,7 @@ def test_a_topic_that_was_given_up_meanwhile_takes_nobody(run: Any) -> None:
         assert refusal_of(topic, "a", SHARED) is TopicNotServed
         consumer = Consumer(cast(Any, None), ConsumerOptions("c", SubscriptionType.EXCLUSIVE), 0)
         with pytest.raises(TopicNotServed, match="look it up again"):
-            await topic.subscribe(consumer, SubscribeRequest("s"))
+            await topic.find_or_create_subscription(consumer, SubscribeRequest("s"))
 
     run(test)
 
@@ -208,7 +208,7 @@ def test_producers_that_wait_for_their_turn_are_sent_away_when_the_topic_closes(
         await topic.close()
         assert [type(turn.exception()) for turn in turns if turn is not None] == [TopicNotServed, TopicNotServed]
         assert channel_of(exclusive).is_disconnected
-        assert topic.producers.all == []
+        assert topic.producers.active == []
 
     run(test)
 
@@ -223,7 +223,7 @@ def test_a_name_is_taken_over_by_the_same_producer_of_a_connection_alone(run: An
                 topic.add_producer(topic.new_producer(channel, ProducerOptions("a", producer_id, epoch)))
         again = topic.new_producer(channel, ProducerOptions("a", producer_id=1, epoch=1))
         topic.add_producer(again)
-        assert topic.producers.all == [again]
+        assert topic.producers.active == [again]
         assert first.is_closed
 
     run(test)
@@ -233,10 +233,10 @@ def test_producers_are_sent_away_while_the_topic_is_over_its_quota(run: Any) -> 
     async def test(topic: PersistentTopic) -> None:
         sent_away, _ = add(topic, "a", SHARED)
         await topic.tick(1)
-        assert topic.producers.all == [sent_away]
+        assert topic.producers.active == [sent_away]
         topic.over_quota = lambda: cast(Any, "over")
         await topic.tick(1)
-        assert topic.producers.all == []
+        assert topic.producers.active == []
         assert channel_of(sent_away).is_disconnected
 
     run(test)
@@ -331,7 +331,7 @@ def test_a_topic_refuses_more_producers_than_the_limit(bench: Workbench, topic: 
                 served.add_producer(served.new_producer(channel, ProducerOptions(name, epoch=epoch)))
             with pytest.raises(ProducerBusy, match="reached max producers limit"):
                 add(served, "c", SHARED)
-            served.remove_producer(served.producers.all[0])
+            served.remove_producer(served.producers.active[0])
             add(served, "c", SHARED)
 
     asyncio.run(main())
@@ -357,7 +357,7 @@ def test_many_producers_learn_in_turns_of_the_loop_that_another_takes_the_topic_
             work = asyncio.create_task(topic.close())
         else:
             last, _ = add(topic, "last", FENCING)
-            assert topic.producers.all == [last]
+            assert topic.producers.active == [last]
             note()
         for _ in range(10):
             await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from api.broker.serving.delayed import TICK_MS, DelayedEntries
-from api.broker.serving.draining import DrainingHashes
+from api.broker.serving.key_hash_owners import KeyHashOwners
 from api.broker.serving.redelivery import SEARCHED_GROUPS, WaitingOffsets
 from tests.unit.api.broker.serving.consumers import consumer
 
@@ -86,9 +86,9 @@ def test_a_group_keeps_its_order_whatever_is_removed() -> None:
 def test_what_waits_without_a_group_can_join_one() -> None:
     queue = WaitingOffsets()
     queue.add(4, None)
-    assert not queue.regroup(4, None)
-    assert queue.regroup(4, 11)
-    assert not queue.regroup(4, 12)
+    assert not queue.set_group_if_missing(4, None)
+    assert queue.set_group_if_missing(4, 11)
+    assert not queue.set_group_if_missing(4, 12)
     assert queue.blocks(11)
     assert queue.next(lambda group: group == 11) == 4
 
@@ -110,14 +110,14 @@ def test_entries_are_due_in_the_order_of_their_times_and_never_before() -> None:
 
 
 def test_a_hash_stays_with_its_consumer_until_its_entries_are_settled() -> None:
-    draining, first, second = DrainingHashes(), consumer("a"), consumer("b")
-    assert draining.allows(5, first)
-    draining.add(5, first)
-    draining.add(5, first)
-    assert (draining.allows(5, first), draining.allows(5, second), draining.allows(6, second)) == (True, False, True)
-    draining.remove(5)
-    assert not draining.allows(5, second)
-    draining.remove(5)
-    assert draining.allows(5, second)
-    draining.remove(5)
-    assert draining.allows(5, first)
+    owners, first, second = KeyHashOwners(), consumer("a"), consumer("b")
+    assert owners.allows(5, first)
+    owners.add_entry(5, first)
+    owners.add_entry(5, first)
+    assert (owners.allows(5, first), owners.allows(5, second), owners.allows(6, second)) == (True, False, True)
+    owners.subtract_entry(5)
+    assert not owners.allows(5, second)
+    owners.subtract_entry(5)
+    assert owners.allows(5, second)
+    owners.subtract_entry(5)
+    assert owners.allows(5, first)

@@ -32,7 +32,9 @@ def test_what_a_compacted_consumer_asks_for_again_is_read_as_a_continuation(
         async with opened(bench, topic, ["k", "l"]) as served:
             reading = consumer("a", SubscriptionType.EXCLUSIVE, read_compacted=True)
             reading.permits = 10
-            subscription = await served.subscribe(reading, SubscribeRequest("r", False, True, EARLIEST))
+            subscription = await served.find_or_create_subscription(
+                reading, SubscribeRequest("r", False, True, EARLIEST)
+            )
             seen: list[bool] = []
             entry_reader = served.storage.entry_reader
 
@@ -62,7 +64,7 @@ def test_a_mark_that_was_located_is_written_without_another_acknowledgement(
         async with opened(bench, topic, ["k"] * 5) as served:
             reading = consumer("a")
             reading.permits = 10
-            subscription = await served.subscribe(reading, SubscribeRequest("s", start=EARLIEST))
+            subscription = await served.find_or_create_subscription(reading, SubscribeRequest("s", start=EARLIEST))
             assert subscription.dispatcher is not None
             subscription.dispatcher.add(reading)
             await quiet()
@@ -97,7 +99,7 @@ def test_moves_and_deletions_by_rest_wait_for_no_thread_of_the_store(bench: Work
         async with opened(bench, topic, ["k"] * 3) as served:
             reading = consumer("a", SubscriptionType.EXCLUSIVE)
             reading.permits = 10
-            subscription = await served.subscribe(reading, SubscribeRequest("s", start=EARLIEST))
+            subscription = await served.find_or_create_subscription(reading, SubscribeRequest("s", start=EARLIEST))
             assert subscription.dispatcher is not None
             subscription.dispatcher.add(reading)
             await quiet()
@@ -141,13 +143,13 @@ def test_a_subscription_refuses_more_consumers_than_the_limit(bench: Workbench, 
         async with opened(bench, topic, max_consumers=2) as served:
             several = [consumer(name) for name in "abc"]
             for item in several[:2]:
-                subscription = await served.subscribe(item, SubscribeRequest("s"))
+                subscription = await served.find_or_create_subscription(item, SubscribeRequest("s"))
                 assert subscription.dispatcher is not None
                 subscription.dispatcher.add(item)
             with pytest.raises(ConsumerBusy, match="reached max consumers limit"):
-                await served.subscribe(several[2], SubscribeRequest("s"))
-            await served.subscribe(several[2], SubscribeRequest("other"))
+                await served.find_or_create_subscription(several[2], SubscribeRequest("s"))
+            await served.find_or_create_subscription(several[2], SubscribeRequest("other"))
             subscription.remove_consumers(several[0])
-            await served.subscribe(several[2], SubscribeRequest("s"))
+            await served.find_or_create_subscription(several[2], SubscribeRequest("s"))
 
     asyncio.run(main())

@@ -64,7 +64,9 @@ async def joined(session: NotingSession, topic: PersistentTopic) -> ConnectedCon
     """Return a shared consumer of the session, number 1, that receives nothing yet."""
     options = ConsumerOptions("a", SubscriptionType.SHARED, 1)
     connected = ConnectedConsumer(cast(Session, session), topic, options, None)
-    connected.subscription = await topic.subscribe(connected.consumer, SubscribeRequest("s", start=EARLIEST))
+    connected.subscription = await topic.find_or_create_subscription(
+        connected.consumer, SubscribeRequest("s", start=EARLIEST)
+    )
     session.consumers[1] = connected
     return connected
 

@@ -55,7 +55,7 @@ class GatedPool:
         await self.gate.wait()
         return work(*arguments)
 
-    run_without_deadline = run_queued = run_required = run
+    run_without_deadline = run_without_deadline_or_queue_limit = run_required = run
 
 
 class Client(asyncio.Transport):
@@ -447,7 +447,7 @@ def test_a_number_used_again_with_a_higher_epoch_ends_its_earlier_producer(bench
                 client.answers.clear()
                 client.request_producer(name, epoch=epoch)
                 await client.answer(BaseCommand.PRODUCER_SUCCESS)
-                assert [producer.name for producer in served.producers.all] == [name]
+                assert [producer.name for producer in served.producers.active] == [name]
             client.connection.connection_lost(None)
             assert not len(served.producers)
             assert served.idle_since is not None

@@ -1,4 +1,4 @@
-"""Operations on partitioned topics as a whole: create, list, grow, restore and delete them."""
+"""Operations on partitioned topics as a whole: create, list, grow and delete them; create deleted partitions again."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def grow(environment: Environment, name: TopicName, partitions: int) -> None:
     current = get(environment, name).partitions
     if partitions < current:
         raise FewerPartitions(name, current, partitions)
-    names.copy_policies_to_partitions(
+    names.copy_policies_to_partitions_without_any(
         environment, environment.metadata.partitions.increase_partitions_to(name, partitions)
     )
 
 
-def restore(environment: Environment, name: TopicName) -> None:
+def recreate_deleted_partitions(environment: Environment, name: TopicName) -> None:
     """Create the deleted partitions of a partitioned topic again, empty, with the policies of the others.
 
     Raise TopicNotFound, NotPartitioned.
     """
     current = get(environment, name).partitions
-    names.copy_policies_to_partitions(
+    names.copy_policies_to_partitions_without_any(
         environment, environment.metadata.partitions.increase_partitions_to(name, current)
     )
 

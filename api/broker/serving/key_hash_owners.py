@@ -11,7 +11,7 @@ from collections import Counter
 from api.broker.serving.consumer import Consumer
 
 
-class DrainingHashes:
+class KeyHashOwners:
     """The consumer of each key hash that has unacknowledged entries, and their number."""
 
     def __init__(self) -> None:
@@ -22,13 +22,13 @@ class DrainingHashes:
         """Return whether an entry with this hash may be delivered to a consumer now: no other consumer has one."""
         return self._consumers.get(key_hash, consumer) is consumer
 
-    def add(self, key_hash: int, consumer: Consumer) -> None:
+    def add_entry(self, key_hash: int, consumer: Consumer) -> None:
         """Add to the count of a hash's unacknowledged entries one that is delivered to a consumer, which then owns the
         hash."""
         self._consumers[key_hash] = consumer
         self._entries[key_hash] += 1
 
-    def remove(self, key_hash: int) -> None:
+    def subtract_entry(self, key_hash: int) -> None:
         """Subtract from the count of a hash's unacknowledged entries one that was acknowledged or returned. After the
         last one any consumer may receive the hash."""
         if self._entries[key_hash] > 1:
