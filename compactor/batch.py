@@ -93,8 +93,8 @@ class StallDetector:
         """Start the measurement of a new job, and clear `is_over`."""
         self._ended, self._since, self.is_over = 0, self._clock.now_ms(), False
 
-    def record_finished_tasks(self, count: int) -> None:
-        """Note the number of finished tasks of the job. A change starts the time again."""
+    def record_finished_tasks_so_far(self, count: int) -> None:
+        """Note how many tasks of the job have finished since its begin. A change starts the time again."""
         if count != self._ended:
             self._ended, self._since = count, self._clock.now_ms()
 
@@ -214,7 +214,7 @@ class BatchRunner:
         outcomes: dict[int, Outcome] = {}
         claimed: dict[int, Job] = {}
         try:
-            with Heartbeat(lambda: self.heartbeat(list(claimed.values())), self.heartbeat_ms / 1000 / BEATS):
+            with Heartbeat(lambda: self.heartbeat_or_cancel(list(claimed.values())), self.heartbeat_ms / 1000 / BEATS):
                 for number, job in self._claim_all(topics, claim):
                     if isinstance(job, Outcome):
                         outcomes[number] = job
@@ -253,8 +253,8 @@ class BatchRunner:
     def _run_to_end(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.start()
-            self.record_failure(job)
-        while running := self._jobs_with_tasks(jobs):
+            self.record_failure_if_any(job)
+        while running := self._heartbeat_and_end_fenced(jobs):
             for job, result in zip(running, self.run_tasks(running), strict=True):
                 if job.fenced:
                     job.fail(self.fencing_error(job.run))
@@ -262,17 +262,17 @@ class BatchRunner:
                     job.fail(result)
                 else:
                     job.resume(result)
-                self.record_failure(job)
+                self.record_failure_if_any(job)
 
-    def _jobs_with_tasks(self, jobs: list[Job]) -> list[Job]:
+    def _heartbeat_and_end_fenced(self, jobs: list[Job]) -> list[Job]:
         """Send a heartbeat, end the fenced jobs, and return the jobs that have tasks to run."""
         running = [job for job in jobs if job.task_set is not None]
         with suppress(CompactorError):  # the next heartbeat repeats this if the database is away
-            self.heartbeat(running)
+            self.heartbeat_or_cancel(running)
         for job in running:
             if job.fenced:
                 job.fail(self.fencing_error(job.run))
-                self.record_failure(job)
+                self.record_failure_if_any(job)
         return [job for job in running if job.task_set is not None]
 
     def run_tasks(self, running: list[Job]) -> list[list[Any] | CompactorError]:
@@ -298,23 +298,23 @@ class BatchRunner:
         self.progress.begin_phase(" and ".join(phases), len(weights), sum(task_set.messages for task_set in task_sets))
 
         def on_progress(tasks: int) -> None:
-            self.stall_detector.record_finished_tasks(tasks)
+            self.stall_detector.record_finished_tasks_so_far(tasks)
             for job, task_set in zip(running, task_sets, strict=True):
                 job.done = len(task_set.costs) * tasks // max(1, len(weights))
-            self.progress.report_done_tasks(tasks)
+            self.progress.report_tasks_done_in_phase(tasks)
 
         self.stall_detector.begin_job()
         try:
             outcomes = self.engine.run(len(weights), join_task_sets(task_sets), on_progress, weights)
         except CompactorError as error:
-            return [self._stall_error(error, " and ".join(phases))] * len(running)
+            return [self._stall_error_or(error, " and ".join(phases))] * len(running)
         finally:
             self.stall_detector.end_job()
         for job, task_set in zip(running, task_sets, strict=True):
             job.engines[task_set.name] = self.engine.engine_choice
         return [outcomes[end - len(task_set.costs) : end] for end, task_set in zip(ends, task_sets, strict=True)]
 
-    def _stall_error(self, error: CompactorError, phases: str) -> CompactorError:
+    def _stall_error_or(self, error: CompactorError, phases: str) -> CompactorError:
         """Return the error of a stalled job if `error` is the result of its stop, else `error`."""
         if not self.stall_detector.is_over or not isinstance(error, Fenced):
             return error
@@ -325,7 +325,7 @@ class BatchRunner:
             is_public=True,
         )
 
-    def heartbeat(self, jobs: Sequence[Job]) -> None:
+    def heartbeat_or_cancel(self, jobs: Sequence[Job]) -> None:
         """Record that the runs are alive, with their progress; mark those that were fenced. Raises CompactorError.
 
         Cancels the engine's job if it has stalled, or if all its runs were fenced.
@@ -344,7 +344,7 @@ class BatchRunner:
         if waiting and all(job.fenced for job in waiting):
             self.engine.cancel()
 
-    def record_failure(self, job: Job) -> None:
+    def record_failure_if_any(self, job: Job) -> None:
         """Record the failure of a job's run, if the job has ended with an error. Call it once after each step."""
         if job.outcome is not None and job.outcome.error is not None:
             self._record_run_failure(job.run, job.outcome.error)

@@ -78,19 +78,19 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeTaskR
     chunks = read_chunks(store, plan, hash_range)
     if chunks is not None:
         winners = merge_winners(
-            winners_of([chunks.removal_markers(), winners], by_event), chunks.completed_winners(), by_event
+            winners_of([chunks.old_part_removal_markers(), winners], by_event), chunks.completed_winners(), by_event
         )
     dirty = mark_expired(winners, _winner_offsets_among(store, plan, plan.expired, winners))
     dirty = mark_removed(dirty, _winner_offsets_among(store, plan, plan.removed, winners))
     if chunks is not None:
-        dirty = mark_removed(dirty, chunks.removed_offsets())
+        dirty = mark_removed(dirty, chunks.completed_but_removed_offsets())
     levels, level_records = _read_levels(store, plan, whole, dirty, chunks)
     failpoint(Failpoint.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, ResolutionRules(plan.policies, plan.now, plan.cursor_floor))
 
     decision = chunks.decide(resolved) if chunks is not None else ChunkDecision()
     new, old = _read_unkeyed(store, plan, number)
-    removed = _removed_offsets(store, plan) if any(map(any, (new.values(), old.values()))) else BitMap64()
+    removed = _offsets_removed_by_limits(store, plan) if any(map(any, (new.values(), old.values()))) else BitMap64()
     unkeyed = unkeyed_survivors(new, plan.policies, removed)
     named = np.concatenate(
         [resolved.survivors, resolved.superseded, decision.row_set_offsets, *map(_bitmap_offsets, unkeyed.values())]
@@ -178,7 +178,7 @@ def _winner_offsets_among(
     return np.concatenate(among)
 
 
-def _removed_offsets(store: ObjectStore, plan: RunPlan) -> BitMap64:
+def _offsets_removed_by_limits(store: ObjectStore, plan: RunPlan) -> BitMap64:
     """Return the offsets of all rows, of any kind, that the topic's limits remove (C2)."""
     offsets = BitMap64()
     bitmaps = read_deletion_bitmaps(store, [location for _, location in plan.removed])

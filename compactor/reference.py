@@ -57,7 +57,7 @@ def run(
             newest[message.key] = message
     markers = {key: marker for key, marker in state.markers.items() if _needs_marker(marker[0], policies, now)}
 
-    too_old = {at for at, parts in rows_of.items() if any(_is_removed(row, policies, now) for row in parts)}
+    too_old = {at for at, parts in rows_of.items() if any(_is_removed_by_limits(row, policies, now) for row in parts)}
     stay = [message for message in unkeyed if message.offset not in too_old]
     kept: list[Message] = stay if policies.retain_null_key else []
     retained_at: dict[int, int] = {}
@@ -80,7 +80,7 @@ def run(
     live = [row for message in kept for row in rows_of[message.offset]]
     for chunks in pending:
         too_long = policies.incomplete_removed_to(now)
-        remaining = [chunk for chunk in chunks if not _is_removed(chunk, policies, now)]
+        remaining = [chunk for chunk in chunks if not _is_removed_by_limits(chunk, policies, now)]
         if too_long is None or any(chunk.publish_time > too_long for chunk in remaining):
             live += remaining
     return ReferenceLedger(tuple(sorted(live, key=lambda row: row.message_id)), retained_at, markers, dropped_to)
@@ -137,7 +137,7 @@ def _is_expired(message: Message, policies: RunPolicies, now: int) -> bool:
     return policies.key_ttl_ms is not None and message.publish_time + policies.key_ttl_ms <= now
 
 
-def _is_removed(message: Message, policies: RunPolicies, now: int) -> bool:
+def _is_removed_by_limits(message: Message, policies: RunPolicies, now: int) -> bool:
     """Return whether the topic's limits remove a message of any kind: its retention time or its start (C2)."""
     too_old = policies.retention_ms is not None and now - message.publish_time > policies.retention_ms
     return too_old or message.offset < policies.start_offset

@@ -163,17 +163,19 @@ class TwoPhaseCompactor:
             snapshot, pin = self.environment.metadata.pins.take(topic.id, owner, HEARTBEAT_MS)
             with (
                 release_ignoring_errors(lambda: None if pin is None else self.environment.metadata.pins.release(pin)),
-                Heartbeat(lambda: self._heartbeat(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
+                Heartbeat(lambda: self._heartbeat_dry_run(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
             ):
-                return self._estimate(snapshot, attempt, _policies_of(snapshot.topic, policies))
+                return self._run_phase_one_and_estimate(snapshot, attempt, _policies_of(snapshot.topic, policies))
 
-    def _heartbeat(self, attempt: Attempt, pin: Pin | None) -> None:
+    def _heartbeat_dry_run(self, attempt: Attempt, pin: Pin | None) -> None:
         """Renew the attempt and the pin of a dry run, which protect its objects from garbage collection."""
         self.environment.metadata.attempts.heartbeat(attempt)
         if pin is not None:
             self.environment.metadata.pins.renew(pin, HEARTBEAT_MS)
 
-    def _estimate(self, snapshot: TopicSnapshot, attempt: Attempt, policies: RunPolicies) -> dict[str, object]:
+    def _run_phase_one_and_estimate(
+        self, snapshot: TopicSnapshot, attempt: Attempt, policies: RunPolicies
+    ) -> dict[str, object]:
         now = self.environment.clock.now_ms()
         if run_input.end_position(snapshot, policies, now) is None:
             return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
@@ -184,7 +186,9 @@ class TwoPhaseCompactor:
                 while True:
                     self.progress.begin_phase(work.name, len(work.costs), work.messages)
                     task = TaskInputs(work.task, work.inputs)
-                    done = self.engine.run(len(work.costs), task, self.progress.report_done_tasks, work.weights)
+                    done = self.engine.run(
+                        len(work.costs), task, self.progress.report_tasks_done_in_phase, work.weights
+                    )
                     work = steps.send(answers_or_raise(done))
         except StopIteration as stop:
             phase_one: RunAfterPhaseOne = stop.value

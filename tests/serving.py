@@ -25,7 +25,7 @@ from api.http.owner_proxy import OwnerProxy
 from api.service import running_service
 from api.settings.settings import Settings
 from compactor.engines.engine import Engine, InProcessEngine
-from compactor.run.run_policies import stored_policies
+from compactor.run.run_policies import run_policies_from_stored
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactorError
 from storage.log.group_commit import AppendOutcome
@@ -89,7 +89,7 @@ class Served:
         compactor = TwoPhaseCompactor(environment, self.engine)
         for topic, _ in metadata.compaction_control.requests():
             try:
-                compactor.compact(topic.name, lambda record: stored_policies(metadata, record))
+                compactor.compact(topic.name, lambda record: run_policies_from_stored(metadata, record))
             except CompactorError:
                 continue  # the run's row tells it
             finally:

@@ -37,7 +37,7 @@ from playwright.sync_api import Browser, ViewportSize, sync_playwright
 from sqlalchemy import Table, insert, select
 
 from compactor.run.plan import Sizing
-from compactor.run.run_policies import stored_policies
+from compactor.run.run_policies import run_policies_from_stored
 from compactor.scheduling.due import retry_delay_ms
 from compactor.scheduling.worker import WorkerSettings
 from storage.errors import ErrorText
@@ -322,7 +322,7 @@ def write(bench: Workbench, topic: Topic, history: Changelog, draw: random.Rando
 
 def compact(bench: Workbench, topic: Topic) -> None:
     """Run a compaction under the policies that are stored for the topic, as a service does."""
-    bench.compactor().compact(topic.name, lambda record: stored_policies(bench.metadata, record))
+    bench.compactor().compact(topic.name, lambda record: run_policies_from_stored(bench.metadata, record))
 
 
 def batch(history: Changelog, keys: list[int], messages: int, now: int, draw: random.Random) -> pa.Table:

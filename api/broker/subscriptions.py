@@ -391,7 +391,7 @@ def _open_cursor(broker: Broker, record: TopicRecord, subscription: str) -> Iter
     else:
         live.note_log_end(topic.snapshot_reader().end)
         yield topic, live.cursor
-        live.flush_acknowledged()
+        live.store_caller_acknowledgements()
 
 
 def _open_stored_cursor(broker: Broker, topic: Topic, subscription: str) -> Cursor:

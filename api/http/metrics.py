@@ -320,7 +320,7 @@ class Metrics(Collector):
         leads = control.is_leader
         yield _unlabelled_metric("compactor_leader", int(leads))
         check = control.last_check if leads else None
-        yield _unlabelled_metric("compactor_missed_topics_total", control.unqueued_due_topics)
+        yield _unlabelled_metric("compactor_missed_topics_total", control.unqueued_due_topics_since_start)
         for name, value in _CHECKED.items():
             yield _unlabelled_metric(name, value(check, now) if check else None)
 

@@ -93,7 +93,7 @@ class Progress(Protocol):
         """Report the start of a phase, its number of tasks, and the number of messages or index records to read."""
         return
 
-    def report_done_tasks(self, tasks: int) -> None:
+    def report_tasks_done_in_phase(self, done: int) -> None:
         """Report the approximate number of finished tasks of the phase, counted from its start."""
         return
 

@@ -110,7 +110,7 @@ class SparkEngineProvider:
 
     def _end_session(self) -> None:
         if self._first is not None:
-            self._first.close_with_java()
+            self._first.stop_session_and_java()
         self._first = None
 
     def _check_executors(self, monitor: DriverMonitor) -> None:

@@ -369,17 +369,16 @@ class SparkEngine:
         """Return another engine on the same session."""
         return SparkEngine(self.session, self.monitor)
 
-    def close(self) -> None:
+    def stop_session(self) -> None:
         """Stop the session and all its engines. A Java that does not answer is killed."""
         with contextlib.suppress(Exception):  # the stop of a dead Java fails too, and would hide the first error
             self.monitor.ask(self.session.stop)
         self.monitor.close()
 
-    def close_with_java(self) -> None:
-        """Stop the session, as `close` does, and end its Java, even if Java does not answer. A new session can then
-        start."""
+    def stop_session_and_java(self) -> None:
+        """Do `stop_session`, and end its Java, even if Java does not answer. A new session can then start."""
         java = getattr(SparkContext._gateway, "proc", None)
-        self.close()
+        self.stop_session()
         if java is not None:
             with contextlib.suppress(OSError):
                 java.stdin.close()  # then Java ends by itself and cleans up

@@ -142,7 +142,7 @@ class ServedCursor(Protocol):
     def note_log_end(self, end: int) -> None:
         """Note that all offsets before `end` exist, so the caller may acknowledge them."""
 
-    def flush_acknowledged(self) -> None:
+    def store_caller_acknowledgements(self) -> None:
         """Store what the caller has acknowledged on `cursor`; consumers get none of these messages. Raises Fenced,
         NotFound, Unavailable."""
 
@@ -241,7 +241,7 @@ class BacklogLimits:
             first, (oldest, newest) = max(extent.first_offset, offset), _publish_time_bounds(extent)
             if newest is not None and newest < publish_time:
                 continue
-            if (oldest is not None and oldest >= publish_time) or self._is_remote(extent):
+            if (oldest is not None and oldest >= publish_time) or self._is_in_other_log_directory(extent):
                 return first
             since = reader.first_since(extent, publish_time, first)
             if since is not None:
@@ -266,7 +266,7 @@ class BacklogLimits:
                 if served := self.served(opened.record, record.name):
                     served.note_log_end(opened.snapshot_reader().end)
                     served.cursor.acknowledge_below(offset)
-                    served.flush_acknowledged()
+                    served.store_caller_acknowledgements()
                     continue
                 cursor = Cursor(
                     self.environment.metadata,
@@ -278,11 +278,11 @@ class BacklogLimits:
                 cursor.acknowledge_below(offset)
                 cursor.close()
 
-    def _message_age_seconds(self, topic: TopicRecord, offset: int, limit: int) -> int:
+    def _message_age_seconds(self, topic: TopicRecord, offset: int, exact_above: int) -> int:
         """Return the age of the first message at or after an offset; 0: there is none.
 
-        An age up to `limit` may be a lower bound. A message in another log directory counts as the newest of its
-        segment.
+        An age up to `exact_above` may be too large: it is that of the extent's oldest message. A message in another
+        log directory counts as the newest of its segment.
         """
         opened, now = Topic(self.environment, topic), self.environment.clock.now_ms()
         reader = opened.snapshot_reader()
@@ -290,15 +290,15 @@ class BacklogLimits:
         if extent is None:
             return 0
         published, newest = _publish_time_bounds(extent)
-        if published is None or (now - published) // 1000 > limit:
-            if self._is_remote(extent):
+        if published is None or (now - published) // 1000 > exact_above:
+            if self._is_in_other_log_directory(extent):
                 published = newest
             else:
                 first = next(opened.read(StartOffset(offset), max_messages=1), None)
                 published = None if first is None else int(first.column("publish_time")[0].as_py())
         return 0 if published is None else max(now - published, 0) // 1000
 
-    def _is_remote(self, extent: LedgerRecord | SegmentRecord) -> bool:
+    def _is_in_other_log_directory(self, extent: LedgerRecord | SegmentRecord) -> bool:
         """Return whether an extent's messages are in another log directory."""
         return isinstance(extent, SegmentRecord) and extent.log_uid != self.environment.log.known_uid
 

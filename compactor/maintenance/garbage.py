@@ -221,8 +221,8 @@ class GarbageCollector:
         expired = 0 if dry_run else len(self.environment.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         policies = self.environment.metadata.policies.effective(topic)
-        times = self._due_times(snapshot, policies.table_snapshot_age_ms)
-        retired = 0 if dry_run else self._collect_retired(topic, times)
+        times = self._due_times_of_retired(snapshot, policies.table_snapshot_age_ms)
+        retired = 0 if dry_run else self._delete_rows_of_retired(topic, times)
         delay_ms = policies.file_delete_delay_ms
         marked_before = now - delay_ms
         marked = self.environment.metadata.trimming.trimmed_ledgers(topic.id)
@@ -315,7 +315,7 @@ class GarbageCollector:
         references = self._referenced_names(snapshot, list(snapshot.compacted))
         return not self._find_garbage(listed, references, snapshot, now, set())
 
-    def _due_times(self, snapshot: GcSnapshot, snapshot_age_ms: int) -> dict[int, int]:
+    def _due_times_of_retired(self, snapshot: GcSnapshot, snapshot_age_ms: int) -> dict[int, int]:
         """Return when each retired compacted ledger may be collected (ms), by id; the others stay.
 
         A table that serves later shows and lists no older compacted ledger than the one that serves now, so the answer
@@ -333,7 +333,7 @@ class GarbageCollector:
                     del tables[item.ledger_id]
         return due_times(snapshot.compacted, tables, self.grace_ms, snapshot_age_ms)
 
-    def _collect_retired(self, topic: TopicRecord, times: Mapping[int, int]) -> int:
+    def _delete_rows_of_retired(self, topic: TopicRecord, times: Mapping[int, int]) -> int:
         """Delete the rows of retired compacted ledgers. Return their number.
 
         Each row has a transaction that checks the pins. Without the row no reader can pin the ledger.
@@ -352,7 +352,7 @@ class GarbageCollector:
     def _is_collectable(
         self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int, times: Mapping[int, int]
     ) -> bool:
-        """Return, for a dry run, whether `_collect_retired` would delete the row."""
+        """Return, for a dry run, whether `_delete_rows_of_retired` would delete the row."""
         pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
         return compacted.ledger_id in times and now >= times[compacted.ledger_id] and not pinned
 

@@ -84,12 +84,14 @@ class Retention:
             snapshot = self.environment.metadata.topic_snapshot(topic.id)
             now = self.environment.clock.now_ms()
             extents, damage = self._retention_extents(snapshot, policies.policies, now)
-            cursors = self._cursors_with_compaction(snapshot.topic, policies, dry_run)
+            cursors = self._ensure_compaction_cursor_and_list(snapshot.topic, policies, dry_run)
             blocking = [] if force else cursors
             if before is None:
                 plan = plan_by_policies(snapshot, extents, blocking, policies.policies, now)
             else:
-                offset = before if isinstance(before, int) else self._offset_of_message(snapshot, extents, before)
+                offset = (
+                    before if isinstance(before, int) else self._first_offset_at_or_after(snapshot, extents, before)
+                )
                 plan = plan_before(snapshot, extents, blocking, policies.policies, offset)
             if damage is not None:
                 tail_left = ErrorText.from_error(damage)
@@ -119,7 +121,7 @@ class Retention:
         store = self.environment.store
         Topic(self.environment, topic).read_snapshot(lambda reader: check_compacted_ledger(store, reader.snapshot))
 
-    def _cursors_with_compaction(
+    def _ensure_compaction_cursor_and_list(
         self, topic: TopicRecord, policies: PolicyResolution, dry_run: bool
     ) -> list[CursorRecord]:
         """Return the topic's cursors, with `__compaction` if compaction is enabled.
@@ -205,10 +207,10 @@ class Retention:
         if last is None:
             return None
         messages = last.offset - segment.first_offset + 1
-        newest = self._expired_publish_time(reader, policies, now)
+        newest = self._publish_time_if_all_expired(reader, policies, now)
         return RetentionExtent(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False)
 
-    def _expired_publish_time(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
+    def _publish_time_if_all_expired(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
         """Return an expired time if all messages of the segment are older than the retention time, else None."""
         kept = policies.retention_ms_effective
         if DELETE not in policies.cleanup_policy or kept is None:
@@ -216,7 +218,7 @@ class Retention:
         young = reader.seek_position(StartTime(now - kept), read_compacted=False)
         return now - kept - 1 if young == NOWHERE else None
 
-    def _offset_of_message(
+    def _first_offset_at_or_after(
         self, snapshot: TopicSnapshot, extents: Sequence[RetentionExtent], message_id: MessageId
     ) -> int:
         """Return the offset of the first message at or after an id; if raw is trimmed there, of the compacted ones."""

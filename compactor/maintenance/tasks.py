@@ -131,7 +131,7 @@ class Maintenance:
             for task in tasks:
                 if not self.stopping():
                     self._starts[task] = self.environment.clock.now_ms()
-                    with _logging_errors(task):
+                    with _log_and_suppress_errors(task):
                         work[task]()
             return tasks
 
@@ -162,7 +162,7 @@ class Maintenance:
             if not has_limits(policies):
                 continue
             over = before.get(topic.id)
-            with _logging_errors(MaintenanceTask.BACKLOG, topic):
+            with _log_and_suppress_errors(MaintenanceTask.BACKLOG, topic):
                 over = limits.enforce(topic, policies) if self._limits_backlog_here(topic, leads) else None
             if over is not None:
                 current[topic.id] = over
@@ -187,7 +187,7 @@ class Maintenance:
         retention = Retention(self.environment)
         for topic, policies in self._topics_with_policies():
             if policies.cleanup_policy or topic.start_offset:
-                with _logging_errors(MaintenanceTask.RETENTION, topic):
+                with _log_and_suppress_errors(MaintenanceTask.RETENTION, topic):
                     trimmed = retention.trim(topic)
                     if trimmed.tail_damaged:
                         _log.warning("%s: %s: %s", MaintenanceTask.RETENTION, topic.name, trimmed.tail_error)
@@ -252,7 +252,7 @@ def _log_collection_error(task: MaintenanceTask, collected: CollectionResult) ->
 
 
 @contextmanager
-def _logging_errors(task: MaintenanceTask, topic: TopicRecord | None = None) -> Iterator[None]:
+def _log_and_suppress_errors(task: MaintenanceTask, topic: TopicRecord | None = None) -> Iterator[None]:
     """Log an error of the body, and let other topics and tasks continue. A deleted topic is no error."""
     try:
         yield

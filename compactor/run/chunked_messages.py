@@ -88,11 +88,11 @@ class RangeChunks:
         below: Mask = chunk_offsets(self._assembled.chunks) < np.uint64(self._plan.policies.start_offset)
         return below if rows_to is None else below | (self._assembled.chunks["publish_time"] <= rows_to)
 
-    def removed_offsets(self) -> U64:
+    def completed_but_removed_offsets(self) -> U64:
         """Return the offsets, ascending, of keyed messages that this run completes but the limits remove (C2)."""
         return np.sort(self._assembled.message_offsets[self._removed & self._new & self._assembled.keyed_mask])
 
-    def removal_markers(self) -> IndexRecords:
+    def old_part_removal_markers(self) -> IndexRecords:
         """Return markers, in hash order, for messages of old parts that time or limits remove (T1, T2, C2)."""
         records = self._assembled.index_records(self._assembled.keyed_mask & ~self._new & self._due_messages())
         marked = records.offset | MARKER

@@ -37,7 +37,7 @@ def run_scan(plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
     Raises ObjectMissing, ObjectDamaged, any store error.
     """
     with task_store(plan) as store:
-        return (_scan_ledger if scan.source >= plan.old_parts else _scan_part)(store, plan, scan)
+        return (_scan_dirty_ledger if scan.source >= plan.old_parts else _scan_part)(store, plan, scan)
 
 
 def _scan_part(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
@@ -94,9 +94,9 @@ class _PartScan:
         """Add the live rows of one row group."""
         if self._scan.reindex:
             self.index.add(table)
-        unkeyed = self._remaining_unkeyed_rows(table)
+        unkeyed = self._note_removed_unkeyed_rows(table)
         keyed = table.filter(keyed_mask(table))
-        removed = _mask_of_removed_rows(keyed, self._scan)
+        removed = _mask_of_rows_removed_by_limits(keyed, self._scan)
         tombstone = tombstone_flagged_offsets(keyed) & TOMBSTONE != 0
         published, retained = _int_column(keyed, "publish_time"), _int_column(keyed, "retained_at")
         due_value = ~tombstone & _mask_up_to(published, self._scan.values_to)
@@ -111,10 +111,10 @@ class _PartScan:
         self.first_tombstones.append(earliest(_int_column(keyed, "offset")[tombstone & ~due].tolist()))
         self.remaining.append(earliest([*published[~due].tolist(), *_int_column(unkeyed, "publish_time").tolist()]))
 
-    def _remaining_unkeyed_rows(self, table: pa.Table) -> pa.Table:
+    def _note_removed_unkeyed_rows(self, table: pa.Table) -> pa.Table:
         """Return the rows outside the key map that stay, and note those that the topic's limits remove (C2)."""
         unkeyed = table.filter(pc.invert(keyed_mask(table)))
-        removed = _mask_of_removed_rows(unkeyed, self._scan)
+        removed = _mask_of_rows_removed_by_limits(unkeyed, self._scan)
         if removed.any():
             first = self._plan.sources[self._scan.source].first_offset
             self.unkeyed_removed |= bitmap_of(_int_column(unkeyed, "offset")[removed] - first)
@@ -136,7 +136,7 @@ def _write_removal_markers(store: ObjectStore, plan: RunPlan, source: int, group
     )
 
 
-def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
+def _scan_dirty_ledger(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> RemovalScanResult:
     """Find the expired and the removed rows of a dirty ledger. Phase one looks up only keyed values in `expired`.
 
     Rows below the source's first offset are ignored.
@@ -157,7 +157,7 @@ def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: RemovalScanTask) -> Re
                 remaining.add(table)
             offsets, published = _int_column(table, "offset"), _int_column(table, "publish_time")
             expired |= bitmap_of(offsets[_mask_up_to(published, scan.values_to)] - source.first_offset)
-            removed |= bitmap_of(offsets[_mask_of_removed_rows(table, scan)] - source.first_offset)
+            removed |= bitmap_of(offsets[_mask_of_rows_removed_by_limits(table, scan)] - source.first_offset)
     locations = _write_bitmaps(store, plan, scan, [expired, removed])
     return RemovalScanResult(
         scan.source,
@@ -190,7 +190,7 @@ def _write_bitmaps(
     return locations
 
 
-def _mask_of_removed_rows(table: pa.Table, scan: RemovalScanTask) -> Mask:
+def _mask_of_rows_removed_by_limits(table: pa.Table, scan: RemovalScanTask) -> Mask:
     """Return a mask of the rows that the topic's limits remove (C2)."""
     below: Mask = _int_column(table, "offset") < scan.rows_below
     return below | _mask_up_to(_int_column(table, "publish_time"), scan.rows_to)

@@ -133,7 +133,7 @@ def _belong_together(older: _SourceGroup, newer: _SourceGroup, sizing: Sizing) -
 
 def _merged_by_tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Sizing) -> list[_SourceGroup]:
     """Return the groups and that of the dirty ledgers, which is merged with a rewritten neighbour and full tiers."""
-    while tier := _groups_of_tier(groups, dirty, sizing):
+    while tier := _merge_candidates_before_dirty(groups, dirty, sizing):
         if sum(group.size for group in tier) < TIER_RATIO * dirty.size:
             if not tier[0].rewritten:
                 break
@@ -144,7 +144,9 @@ def _merged_by_tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Siz
     return [*groups, dirty]
 
 
-def _groups_of_tier(groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Sizing) -> list[_SourceGroup]:
+def _merge_candidates_before_dirty(
+    groups: list[_SourceGroup], dirty: _SourceGroup, sizing: Sizing
+) -> list[_SourceGroup]:
     """Return the groups before the dirty one, newest first, that are smaller than it, or rewritten anyway."""
     return list(
         takewhile(
@@ -166,28 +168,33 @@ def _is_too_large_to_merge(group: _SourceGroup, sizing: Sizing) -> bool:
 
 
 def _deleted_rows_tasks(
-    plan: RunPlan, kept: tuple[int, ...], row_sets: Mapping[int, Located], last: int | None, number: int
+    plan: RunPlan, kept: tuple[int, ...], row_sets: Mapping[int, Located], last_part: int | None, first_number: int
 ) -> list[DeletedRowsTask]:
     """Return the tasks for the kept parts with removed rows. Each takes neighbours, whose row sets are read together.
 
-    `last`: the last part of the compacted ledger, if it is kept. Its last row may be dead, so a task finds the last
-    live row. `number`: number of the first task.
+    `last_part`: that of the compacted ledger, if it is kept. Its last row may be dead, so a task finds the last
+    live row. `first_number`: number of the first task.
     """
     touched = [(source, row_sets[source]) for source in kept if source in row_sets]
-    if last is not None and last not in row_sets and last != plan.old_parts - 1 and plan.sources[last].deleted:
-        touched.append((last, ()))
+    if (
+        last_part is not None
+        and last_part not in row_sets
+        and last_part != plan.old_parts - 1
+        and plan.sources[last_part].deleted
+    ):
+        touched.append((last_part, ()))
     tasks: list[DeletedRowsTask] = []
     parts: list[tuple[int, Located]] = []
     rows_to_mark = 0
     for source, removed in touched:
         count = sum(row_set.count for _, row_set in removed)
         if parts and rows_to_mark + count > BITMAP_ROWS:
-            tasks.append(DeletedRowsTask(number + len(tasks), tuple(parts)))
+            tasks.append(DeletedRowsTask(first_number + len(tasks), tuple(parts)))
             parts, rows_to_mark = [], 0
         parts.append((source, removed))
         rows_to_mark += count
     if parts:
-        tasks.append(DeletedRowsTask(number + len(tasks), tuple(parts), find_last=parts[-1][0] == last))
+        tasks.append(DeletedRowsTask(first_number + len(tasks), tuple(parts), find_last=parts[-1][0] == last_part))
     return tasks
 
 

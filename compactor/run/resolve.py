@@ -164,7 +164,7 @@ def _resolve_block(
     behind = _first_hits(levels[merged:], winners)
     old = front.with_fallback(behind)
     if by_event:
-        wins = ~_mask_of_beaten(winners, old, rules)
+        wins = ~_mask_of_winners_beaten_by_old(winners, old, rules)
         winners, behind, old = winners.take(wins), behind.take(wins), old.take(wins)
 
     marker = winners.offset & MARKER != 0
@@ -238,7 +238,7 @@ def _first_hits(levels: Sequence[IndexRecords], keys: IndexRecords) -> _ProbeHit
     return _ProbeHits(present, offset, event_time)
 
 
-def _mask_of_beaten(winners: IndexRecords, old: _ProbeHits, rules: ResolutionRules) -> Mask:
+def _mask_of_winners_beaten_by_old(winners: IndexRecords, old: _ProbeHits, rules: ResolutionRules) -> Mask:
     """Return a mask of the winners that the old record beats: larger event time, or equal and larger offset (P9)."""
     assert winners.event_time is not None or not len(winners)
     event_time = winners.event_time if winners.event_time is not None else np.empty(0, dtype=np.int64)

@@ -223,15 +223,25 @@ def range_costs(plan: RunPlan) -> list[float]:
 
 
 def _part_scan_task(
-    number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, since: int, *, reindex: bool
+    number: int,
+    part: Part,
+    policies: RunPolicies,
+    now: int,
+    cursor_floor: int | None,
+    previous_start: int,
+    *,
+    reindex: bool,
 ) -> RemovalScanTask:
-    """Return the scan of an old part; without any removal if no row is due."""
+    """Return the scan of an old part; without any removal if no row is due.
+
+    `previous_start`: the start offset of the previous run, whose ledger has no rows below it.
+    """
     values_to = _limit_if_reached(policies.values_removed_to(now), part.oldest_value)
     tombstones_to = tombstones_due_to(part, policies, now, cursor_floor)
     oldest = part.min_publish_time if part.oldest_row is None else part.oldest_row
     rows_to = _limit_if_reached(policies.rows_removed_to(now), oldest)
     start = policies.start_offset
-    rows_below = start if start > since and part.first.offset < start else 0
+    rows_below = start if start > previous_start and part.first.offset < start else 0
     return RemovalScanTask(number, reindex, values_to, tombstones_to, rows_to, rows_below)
 
 

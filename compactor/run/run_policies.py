@@ -46,15 +46,17 @@ def run_policies(policies: TopicPolicies, start_offset: int = 0) -> RunPolicies:
     return RunPolicies(**values)
 
 
-def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Collection[str] = ()) -> RunPolicies:
+def run_policies_from_stored(
+    metadata: MetadataStore, topic: TopicRecord, replaced_later: Collection[str] = ()
+) -> RunPolicies:
     """Return the policies of a run of the topic that begins now, from the stored policies.
 
-    `overrides`: fields of RunPolicies that the caller replaces afterwards; their stored values may be unreadable.
+    `replaced_later`: fields of RunPolicies that the caller replaces afterwards; their stored values may be unreadable.
 
     Raises InvalidInput for an unreadable stored value without which a run may choose the wrong messages.
     """
     resolved = metadata.policies.resolve_policies(topic)
-    replaced = {POLICY_OF[name] for name in overrides}
+    replaced = {POLICY_OF[name] for name in replaced_later}
     for name, unreadable in resolved.unreadable.items():
         if POLICIES[name].fallback is NO_RUN and name not in replaced:
             raise InvalidInput(
@@ -65,7 +67,9 @@ def stored_policies(metadata: MetadataStore, topic: TopicRecord, overrides: Coll
     return run_policies(resolved.policies, topic.start_offset)
 
 
-def overridden_names(metadata: MetadataStore, topic: TopicRecord, overrides: Mapping[str, object]) -> list[str]:
+def names_of_differing_overrides(
+    metadata: MetadataStore, topic: TopicRecord, overrides: Mapping[str, object]
+) -> list[str]:
     """Return the names in `overrides` (fields of RunPolicies) whose value differs from a policy that the topic, its
     namespace or the broker sets."""
     resolved = metadata.policies.resolve_policies(topic)

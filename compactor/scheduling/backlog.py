@@ -114,13 +114,13 @@ class BacklogReader:
         resolver = self._metadata.policies.resolver_of([record.topic for record in page])
         return list(self._read_backlogs(page, resolver, all_open=False))
 
-    def read_without_open_segments(self, topic_ids: Collection[int]) -> list[Backlog]:
+    def read_with_trigger_without_open_segments(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Return the backlogs, without the open segments, of those of `topic_ids` that have a compaction trigger."""
         page = [replace(record, open_segment=None) for record in self._metadata.backlogs.of_topics(topic_ids)]
         resolver = self._metadata.policies.resolver_of([record.topic for record in page])
         return list(self._read_backlogs(page, resolver, all_open=False))
 
-    def drop_stale_segment_counts(self) -> None:
+    def drop_unused_segment_counts(self) -> None:
         """Drop the cached counts of open segments that `read_with_trigger` has not read since the last call."""
         self._open.keep_only(self._measured_segments)
         self._measured_segments = set()

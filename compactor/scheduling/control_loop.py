@@ -143,7 +143,7 @@ class ControlLoop:
         renewal = min(self._settings.lease_ttl_ms, self._settings.service_dead_ms) / 1000 / RENEWALS
         for name, step, waits, seconds in (
             ("leadership", self.heartbeat, self._ending.wait, renewal),
-            ("scheduler", self.poll, self._is_ending_after_wait, POLL_SECONDS),
+            ("scheduler", self.poll, self._wait_and_check_ending, POLL_SECONDS),
         ):
             thread = threading.Thread(target=self._repeat, args=(step, waits, seconds), name=name, daemon=True)
             self._threads.append(thread)
@@ -167,7 +167,7 @@ class ControlLoop:
         if self._threads:
             self._wake.wait(seconds)
 
-    def _is_ending_after_wait(self, seconds: float) -> bool:
+    def _wait_and_check_ending(self, seconds: float) -> bool:
         """Wait until `wake`, `seconds` at most. Return whether the control loop is ending."""
         self._wake.wait(seconds)
         self._wake.clear()
@@ -219,17 +219,17 @@ class ControlLoop:
             self._checked_at = now
             self._run_and_log_errors(lambda: self._services.purge_dead(self._settings.service_dead_ms))
             if self._settings.automatic:
-                self._run_and_log_errors(lambda: self._check_queue(token, now))
+                self._run_and_log_errors(lambda: self._refresh_due_topics(token, now))
         self._begin_jobs()
         if self._settings.automatic:
             self._run_and_log_errors(lambda: self._step_reconciler(token))
 
     @property
-    def unqueued_due_topics(self) -> int:
-        """The number of topics that were due and not in the queue, since the process began."""
-        return self._reconciler.unqueued_due_topics
+    def unqueued_due_topics_since_start(self) -> int:
+        """The number of topics that were due and not in the queue, summed since the process began."""
+        return self._reconciler.unqueued_due_topics_since_start
 
-    def _check_queue(self, token: int, now: int) -> None:
+    def _refresh_due_topics(self, token: int, now: int) -> None:
         """Read the queue of topics, and replace the list of due topics and the result of the last check."""
         if token != self._check_token:
             self._due = []
@@ -241,7 +241,7 @@ class ControlLoop:
 
     def _step_reconciler(self, token: int) -> None:
         """Let the reconciler take a step, and add its sums to the result of the last check."""
-        if self._reconciler.walk_next_page(token):
+        if self._reconciler.walk_next_page_if_due(token):
             self._unreadable = self._log_unreadable_policies()
         if self.last_check is not None:
             totals = replace(self._reconciler.totals, unreadable_policies=self._unreadable)

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """The walk over all topics that proves the queue of due topics. One thread of the leader calls `walk_next_page`."""
+    """The walk over all topics that proves the queue of due topics. One thread of the leader takes its steps."""
 
     def __init__(self, metadata: MetadataStore, backlogs: BacklogReader, clock: Clock, interval_ms: int) -> None:
         self._metadata = metadata
@@ -52,7 +52,7 @@ class Reconciler:
         self._begun_at: int | None = None
         self._walked_at: int | None = None
         self._rest_ms = 0
-        self.unqueued_due_topics = 0
+        self.unqueued_due_topics_since_start = 0
         """The number of topics that were due and not queued, since the process began."""
 
     @property
@@ -60,7 +60,7 @@ class Reconciler:
         """The sums over all topics with a trigger, of the last whole walk, or of the first walk while it continues."""
         return self._last or self._walked
 
-    def walk_next_page(self, leader_token: int) -> IsFirstPage:
+    def walk_next_page_if_due(self, leader_token: int) -> IsFirstPage:
         """Check the next page of topics if one is due now. Return whether it is the first of a walk. Raises Fenced."""
         now = self._clock.now_ms()
         if self._after_id is None:
@@ -80,7 +80,7 @@ class Reconciler:
         ends = len(page) < TOPICS_AT_ONCE
         if ends:
             self._after_id, self._last = -1, self._walked
-            self._backlogs.drop_stale_segment_counts()
+            self._backlogs.drop_unused_segment_counts()
         if (ends and self._has_note) or (not ends and is_due(self._noted_at, self._interval_ms, now)):
             self._metadata.topic_work.set_leader_note(NOTE, str(self._after_id), leader_token)
             self._noted_at, self._has_note = now, not ends
@@ -102,7 +102,9 @@ class Reconciler:
                 unqueued.append(topic_id)
         if unqueued:
             due_at_once = [
-                item for item in self._backlogs.read_without_open_segments(unqueued) if cause_of(item, now) is not None
+                item
+                for item in self._backlogs.read_with_trigger_without_open_segments(unqueued)
+                if cause_of(item, now) is not None
             ]
             for backlog in due_at_once:
                 _log.warning(
@@ -110,7 +112,7 @@ class Reconciler:
                     "older version works on this database; please report it",
                     backlog.topic.name,
                 )
-            self.unqueued_due_topics += len(due_at_once)
+            self.unqueued_due_topics_since_start += len(due_at_once)
             self._metadata.topic_work.queue(WorkKind.COMPACT, unqueued)
         return TopicsCheckResult.of(list(backlogs.values()), controls, 0, now)
 

@@ -31,7 +31,7 @@ from compactor.batch import Outcome
 from compactor.engines.engine import Engine, EngineProvider
 from compactor.engines.kinds import IN_PROCESS, SPARK
 from compactor.run.plan import Sizing
-from compactor.run.run_policies import stored_policies
+from compactor.run.run_policies import run_policies_from_stored
 from compactor.scheduling.due import retry_delay_ms
 from compactor.scheduling.leadership import Leadership
 from compactor.two_phase import TwoPhaseCompactor
@@ -236,7 +236,9 @@ class Worker:
             requested = {topic.id: control.requested_at for topic, control in self._control.requests()}
             job.requested_at = {topic.id: at for topic in job.topics if (at := requested.get(topic.id)) is not None}
             compactor = self._build_compactor(job, job.engine)
-            for outcome in compactor.compact_all(by_name, partial(stored_policies, self._environment.metadata)):
+            for outcome in compactor.compact_all(
+                by_name, partial(run_policies_from_stored, self._environment.metadata)
+            ):
                 self._record_outcome(job, by_name[outcome.topic], outcome)
         except CompactorError as error:
             # The cause is no topic either, for instance an unreachable database.

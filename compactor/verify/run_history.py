@@ -130,7 +130,7 @@ class RunHistory:
 
     def latest_removable_value_publish_time(self, offsets: I64) -> I64:
         """Return, per offset of a value, the publish time up to which a run may have removed the value (T2, C2)."""
-        return self._removable_limits(offsets, _value_limit)
+        return self._largest_limits_of_any_run(offsets, _value_limit)
 
     def latest_droppable_chunk_publish_time(self, chunk_offset: int, end: int = ALWAYS) -> int:
         """Return the publish time up to which a run may have dropped the chunk at `chunk_offset` as incomplete (P10).
@@ -144,15 +144,15 @@ class RunHistory:
 
     def latest_removed_value_publish_time(self, offsets: I64) -> I64:
         """Return, per offset of a value, the publish time up to which a run has certainly removed values (T2, C2)."""
-        return _removal_limits(self._certain_runs, offsets, _value_limit)
+        return _largest_limits_with_topic_start(self._certain_runs, offsets, _value_limit)
 
     def latest_removable_row_publish_time(self, offsets: I64) -> I64:
         """Return, per offset of any row, the publish time up to which a run may have removed the row (C2)."""
-        return self._removable_limits(offsets, _row_limit)
+        return self._largest_limits_of_any_run(offsets, _row_limit)
 
     def latest_removed_row_publish_time(self, offsets: I64) -> I64:
         """Return, per offset of any row, the publish time up to which a run has certainly removed the row (C2)."""
-        return _removal_limits(self._certain_runs, offsets, _row_limit)
+        return _largest_limits_with_topic_start(self._certain_runs, offsets, _row_limit)
 
     def latest_removed_tombstone_retained_at(self, offsets: I64) -> I64:
         """Return, per offset of a tombstone, the `retained_at` up to which a run has certainly removed those (T1)."""
@@ -184,9 +184,13 @@ class RunHistory:
         first = np.searchsorted([run.horizon for run in self._certain_runs], offsets, "left")
         return np.array([*map(value, self._certain_runs), otherwise], dtype=np.int64)[first]
 
-    def _removable_limits(self, offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
+    def _largest_limits_of_any_run(self, offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
         """Return, per offset, the largest limit of any run; ALWAYS if the history is incomplete."""
-        return _removal_limits(self.runs, offsets, limit) if self.complete else np.full(len(offsets), ALWAYS)
+        return (
+            _largest_limits_with_topic_start(self.runs, offsets, limit)
+            if self.complete
+            else np.full(len(offsets), ALWAYS)
+        )
 
     @property
     def _certain_runs(self) -> tuple[PublishedRun, ...]:
@@ -203,7 +207,9 @@ def _largest_limits(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[
     return largest
 
 
-def _removal_limits(runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]) -> I64:
+def _largest_limits_with_topic_start(
+    runs: Sequence[PublishedRun], offsets: I64, limit: Callable[[PublishedRun], int]
+) -> I64:
     """Return, per offset, the largest limit of the runs that read the offset.
 
     ALWAYS where the topic's start (C2) was above the offset when a run read it.

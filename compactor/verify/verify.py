@@ -151,7 +151,7 @@ class Verifier:
         self.progress.begin_phase(phase, len(checks), 0)
         task = partial(run_check, plan, tuple(check for check, _ in checks))
         return answers_or_raise(
-            self.engine.run(len(checks), task, self.progress.report_done_tasks, [cost for _, cost in checks])
+            self.engine.run(len(checks), task, self.progress.report_tasks_done_in_phase, [cost for _, cost in checks])
         )
 
     def _read_manifest(self, snapshot: TopicSnapshot, findings: Findings) -> Manifest | None:

@@ -171,7 +171,7 @@ class IndexDirectory:
 
     `unkeyed_sizes`, `unkeyed_checksums`: bytes and CRC32C of the unkeyed bitmaps, by class. `event_checksums`: empty if
     the index has no event times. `chunk_table`: bytes and CRC32C of the chunk table; None: the index has none.
-    `is_placed`: offsets are those of the topic; otherwise they count from 0.
+    `has_topic_offsets`: offsets are those of the topic; otherwise they count from 0.
     """
 
     hash_range: HashRange
@@ -181,7 +181,7 @@ class IndexDirectory:
     unkeyed_sizes: Mapping[str, int] = field(default_factory=dict)
     unkeyed_checksums: Mapping[str, int] = field(default_factory=dict)
     chunk_table: tuple[int, int] | None = None
-    is_placed: bool = True
+    has_topic_offsets: bool = True
 
     @property
     def index_bytes(self) -> int:
@@ -225,7 +225,7 @@ class IndexDirectory:
         crcs = [self.unkeyed_checksums.get(name, 0) for name in UNKEYED_CLASSES]
         bits, prefix = self.hash_range.bits, self.hash_range.prefix
         version = CHUNKS_VERSION if self.chunk_table else FORMAT_VERSION
-        if not self.is_placed:
+        if not self.has_topic_offsets:
             assert not self.chunk_table
             version = UNPLACED_VERSION
         header = _HEADER.pack(version, bits, int(self.has_events), prefix, *sizes, *crcs)
@@ -387,12 +387,12 @@ def encode_index(
     unkeyed: Mapping[str, BitMap64] | None = None,
     chunks: bytes = b"",
     *,
-    is_placed: bool = True,
+    has_topic_offsets: bool = True,
 ) -> tuple[bytes, IndexDirectory]:
     """Return an index object and its directory.
 
     `records`: hash order, one for each key, all inside `hash_range`; `unkeyed`: bitmaps of offsets, by class; `chunks`:
-    a chunk table. `is_placed`: False if offsets count from 0, in the index of a ledger without chunks.
+    a chunk table. `has_topic_offsets`: False if offsets count from 0, in the index of a ledger without chunks.
     """
     fences = fence_count(len(records))
     bits = fences.bit_length() - 1
@@ -414,7 +414,7 @@ def encode_index(
         {name: len(data) for name, data in bitmaps.items()},
         {name: crc32c(data) for name, data in bitmaps.items()},
         (len(chunks), crc32c(chunks)) if chunks else None,
-        is_placed,
+        has_topic_offsets,
     )
     return b"".join([*newest, *events, *bitmaps.values(), chunks]), directory
 
@@ -505,7 +505,7 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
     data = store.get(location.name, location.offset + start, size)
     _check_checksum(location, data, directory.unkeyed_checksums[name], f"the bitmap of {name}")
     bitmap = BitMap64.deserialize(data)
-    if directory.is_placed:
+    if directory.has_topic_offsets:
         return bitmap
     offsets = np.fromiter(bitmap, np.uint64, len(bitmap)) + np.uint64(location.first_offset)
     return BitMap64(array("Q", offsets.tobytes()))
@@ -527,7 +527,7 @@ def _read_fence_records(
     places = [slice(None) if only is None else _positions_in_fence(column[0], only) for column in columns]
     hi, lo, offset = _gather_columns(columns, places)
     # The offset has 62 bits, so the flags above it stay.
-    added = np.uint64(0 if directory.is_placed else location.first_offset)
+    added = np.uint64(0 if directory.has_topic_offsets else location.first_offset)
     if added:
         offset += added
     if not (events and directory.has_events):

@@ -68,11 +68,12 @@ class RowGroup:
 class RowsEncoder:
     """An encoder of tables of `rows.SCHEMA` as row groups of one file, whose bytes it holds until `pass_to`.
 
-    `is_placed`: offsets and ledger ids are those of the topic; otherwise they count from 0 (rows.UNPLACED_VERSION).
+    `has_topic_offsets`: offsets and ledger ids are those of the topic; otherwise they count from 0
+    (rows.UNPLACED_VERSION).
     """
 
-    def __init__(self, *, is_placed: bool = True) -> None:
-        self._version = rows.FORMAT_VERSION if is_placed else rows.UNPLACED_VERSION
+    def __init__(self, *, has_topic_offsets: bool = True) -> None:
+        self._version = rows.FORMAT_VERSION if has_topic_offsets else rows.UNPLACED_VERSION
         self._checksums: list[int] = []
         self._cutter = rows.TableCutter(rows.GROUP_ROWS, rows.GROUP_BYTES)
         self._parquet: Any = None

@@ -34,12 +34,12 @@ _PIECE_ROWS = 65_536
 class LedgerBuilder:
     """Builder of one ledger, which encodes and indexes rows as they arrive. `summary`: values for its row in SQL.
 
-    `is_placed`: the rows have the ledger's id and their offsets in the topic.
+    `has_topic_offsets`: the rows have the ledger's id and their offsets in the topic.
     """
 
-    def __init__(self, hasher: KeyHasher, *, is_placed: bool = True) -> None:
-        self.is_placed = is_placed
-        self.encoder = RowsEncoder(is_placed=is_placed)
+    def __init__(self, hasher: KeyHasher, *, has_topic_offsets: bool = True) -> None:
+        self.has_topic_offsets = has_topic_offsets
+        self.encoder = RowsEncoder(has_topic_offsets=has_topic_offsets)
         self.index = IndexBuilder(hasher)
         self.summary = _LedgerSummary()
 
@@ -89,7 +89,7 @@ class Sealer:
         nonce = names.new_nonce()
         name = names.task_ledger_rows(self.topic_uid, self.attempt_id, task_number, nonce)
         index_name = names.task_ledger_index(self.topic_uid, self.attempt_id, task_number, nonce)
-        ledger = LedgerBuilder(self.hasher, is_placed=False)
+        ledger = LedgerBuilder(self.hasher, has_topic_offsets=False)
         return self._seal(tables, ledger, 0, created_at, name, index_name)
 
     def _seal(
@@ -128,7 +128,11 @@ class Sealer:
     def _write_index(self, ledger: LedgerBuilder, name: str) -> IndexLocation:
         index = ledger.index
         data, directory = key_index.encode_index(
-            index.records(), key_index.HashRange(), index.unkeyed, index.encoded_chunks(), is_placed=ledger.is_placed
+            index.records(),
+            key_index.HashRange(),
+            index.unkeyed,
+            index.encoded_chunks(),
+            has_topic_offsets=ledger.has_topic_offsets,
         )
         self.store.put(name, data)
         failpoint(Failpoint.IMPORT_INDEX_WRITTEN)

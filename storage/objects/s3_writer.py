@@ -102,13 +102,16 @@ class S3Writer(ObjectWriter):
                 self._upload = None  # the next try sends all parts again, as S3 requires
             raise
 
-    def _send_parts(self, until: int, written: int) -> None:
-        """Pass the parts below offset `until` that were not sent yet to the senders."""
+    def _send_parts(self, until: int, object_bytes: int) -> None:
+        """Pass the parts below offset `until` that were not sent yet to the senders.
+
+        `object_bytes`: the number of bytes that were written to the object so far.
+        """
         assert self._spool is not None
         with _translating_spool_errors(self.name):
             self._spool.flush()
             descriptor = self._spool.fileno()
-        if written > MAX_PARTS * self._part_bytes:
+        if object_bytes > MAX_PARTS * self._part_bytes:
             raise InvalidInput(
                 f"object {self.name} grows beyond {MAX_PARTS} parts of {self._part_bytes} bytes",
                 "split it into several objects",

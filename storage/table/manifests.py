@@ -5,7 +5,7 @@ snapshot. Readers find fields by Avro's `field-id`. Each snapshot has at most tw
 all delete files, and writes both again.
 
 An entry leaves its sequence numbers, and the id of its first row, to the manifest list until a later snapshot copies
-it: `decode_manifest` fills them in.
+it: `decode_live_entries` fills them in.
 
 Pure. Errors: ValueError for bytes that are no manifest. Specification: https://iceberg.apache.org/spec/#manifests.
 """
@@ -237,7 +237,7 @@ def decode_manifest_list(data: bytes) -> list[ManifestFile]:
     return [ManifestFile(record) for record in _decode_avro(data)]
 
 
-def decode_manifest(data: bytes, listed: ManifestFile) -> list[ManifestEntry]:
+def decode_live_entries(data: bytes, listed: ManifestFile) -> list[ManifestEntry]:
     """Return the live files of a manifest, as EXISTING. `listed`: its record in its list. Raises ValueError."""
     entries = []
     next_row_id = listed.record.get("first_row_id")

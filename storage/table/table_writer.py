@@ -44,7 +44,7 @@ from storage.table.manifests import (
     ManifestContent,
     ManifestEntry,
     ManifestFile,
-    decode_manifest,
+    decode_live_entries,
     decode_manifest_list,
     encode_manifest,
     encode_manifest_list,
@@ -158,7 +158,7 @@ class _TableWriter:
         for stored in table.manifests:
             with _DecodeErrorTranslation(stored.name):
                 record = listed[object_uri(self._store, stored.name)]
-                for entry in decode_manifest(_read_checked(self._store, stored), record):
+                for entry in decode_live_entries(_read_checked(self._store, stored), record):
                     part = "file_path" if record.content is ManifestContent.DATA else "referenced_data_file"
                     files[record.content][entry.file[part]] = entry
         recorded = {each.part: each for each in table.deletes}

@@ -52,7 +52,9 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
             environment=replace(environment, clock=ManualClock()),
             clients=ConnectedClientsView(),
             mirrors=MirrorsView(),
-            control=SimpleNamespace(is_leader=True, last_check=check, unqueued_due_topics=0, engine_error=""),
+            control=SimpleNamespace(
+                is_leader=True, last_check=check, unqueued_due_topics_since_start=0, engine_error=""
+            ),
             logs=SimpleNamespace(appended_entries=0, appended_bytes=0, topics=()),
         )
         metrics = Metrics(cast(Broker, broker))

@@ -18,7 +18,7 @@ from compactor.maintenance import truncation
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.run.run_policies import stored_policies
+from compactor.run.run_policies import run_policies_from_stored
 from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.log.log_manager import LogManager
@@ -66,7 +66,7 @@ def import_table(bench: Workbench, table: pa.Table, ledger_bytes: int = LEDGER_B
 
 def compact(bench: Workbench) -> None:
     """A run by the policies of the topic, which only the stage `tabled` sets."""
-    bench.compactor().compact(the_topic(bench).name, partial(stored_policies, bench.metadata))
+    bench.compactor().compact(the_topic(bench).name, partial(run_policies_from_stored, bench.metadata))
 
 
 def append(bench: Workbench, *segments: tuple[Pairs, ...], roll: bool = False) -> None:

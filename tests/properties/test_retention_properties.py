@@ -20,7 +20,7 @@ from compactor import reference
 from compactor.engines.engine import InProcessEngine
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies, Sizing
-from compactor.run.run_policies import stored_policies
+from compactor.run.run_policies import run_policies_from_stored
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import topic_scope
@@ -182,7 +182,7 @@ def _step(bench: Workbench, topic: Topic, what: str, value: Any) -> None:
             bench.metadata.cursors.ensure(topic.record.id, "reader")
             bench.metadata.cursors.reset(topic.record.id, "reader", topic.locate(chosen.offset))
     elif what == "compact":
-        bench.compactor().compact(topic.name, lambda record: stored_policies(bench.metadata, record))
+        bench.compactor().compact(topic.name, lambda record: run_policies_from_stored(bench.metadata, record))
     elif what == "apply":
         _trimmed(bench, topic, None, force=value)
     else:

@@ -32,7 +32,7 @@ class ServedSubscription:
     def note_log_end(self, end: int) -> None:
         self._run_on_loop(self._note_log_end(end))
 
-    def flush_acknowledged(self) -> None:
+    def store_caller_acknowledgements(self) -> None:
         try:
             self.cursor.flush()
         except (Fenced, NotFound):  # another process moved or deleted it: the next call acts on what is stored

@@ -265,17 +265,17 @@ class _CompactionCommand:
 
     def _run_policies(self, topic: TopicRecord) -> RunPolicies:
         """Return the policies of a topic's run: those in `overrides`, else the topic's own."""
-        from compactor.run.run_policies import stored_policies
+        from compactor.run.run_policies import run_policies_from_stored
 
-        return replace(stored_policies(self.environment.metadata, topic, self.overrides), **self.overrides)
+        return replace(run_policies_from_stored(self.environment.metadata, topic, self.overrides), **self.overrides)
 
     def _report_policy_changes(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
         """Report options that override a stored policy in this run, and policies that differ from those of the previous
         run: messages that only the previous ones kept are dropped."""
-        from compactor.run.run_policies import POLICY_OF, overridden_names
+        from compactor.run.run_policies import POLICY_OF, names_of_differing_overrides
         from storage.metadata.records import RunState
 
-        for name in overridden_names(self.environment.metadata, snapshot.topic, self.overrides):
+        for name in names_of_differing_overrides(self.environment.metadata, snapshot.topic, self.overrides):
             say(f"{snapshot.topic.name}: {self.options[name]} counts before the policy {POLICY_OF[name]} in this run")
         before = snapshot.last_run
         if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:

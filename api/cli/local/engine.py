@@ -53,7 +53,7 @@ def open_engine(settings: Settings, policy: str | None = None) -> Iterator[Engin
                 say("starting Spark …")
             log_file = settings.make_data_directory() / "spark.log"
             engine = SparkEngine(open_session(SparkSettings(log_file, settings.spark_master), say))
-            stack.callback(engine.close)
+            stack.callback(engine.stop_session)
             return engine
 
         limit = settings.compaction_in_process_bytes
@@ -79,11 +79,11 @@ class PhaseLine(LiveLine):
     def begin_phase(self, name: str, tasks: int, messages: int) -> None:
         self._name, self._tasks, self._messages = name, tasks, messages
         self._started = time.perf_counter()
-        self.report_done_tasks(0)
+        self.report_tasks_done_in_phase(0)
 
-    def report_done_tasks(self, tasks: int) -> None:
+    def report_tasks_done_in_phase(self, done: int) -> None:
         seconds = time.perf_counter() - self._started
-        line = f"{self._name}: {tasks}/{self._tasks} tasks, {seconds:.0f} s"
-        if tasks and seconds > 0:  # the first task to end gives the first rate
-            line += f", {int(self._messages * tasks / self._tasks / seconds):,} messages/s"
+        line = f"{self._name}: {done}/{self._tasks} tasks, {seconds:.0f} s"
+        if done and seconds > 0:  # the first task to end gives the first rate
+            line += f", {int(self._messages * done / self._tasks / seconds):,} messages/s"
         self.show(line)

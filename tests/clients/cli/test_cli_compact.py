@@ -379,7 +379,7 @@ def test_the_live_line_goes_on_while_no_task_ends() -> None:
     line = PhaseLine(output)
     line.begin_phase("phase one", 4, 1000)
     assert output.getvalue().endswith("phase one: 0/4 tasks, 0 s"), "no rate is known yet"
-    line.report_done_tasks(2)
+    line.report_tasks_done_in_phase(2)
     assert "phase one: 2/4 tasks, " in output.getvalue()
     assert output.getvalue().endswith(" messages/s")
     line.end()

@@ -73,10 +73,10 @@ class Leader:
 
     def walk(self) -> int:
         """Let the reconciler walk over all topics once; return how many it missed."""
-        before = self.reconciler.unqueued_due_topics
+        before = self.reconciler.unqueued_due_topics_since_start
         for _ in range(len(all_ids(self.bench)) // TOPICS_AT_ONCE + 1):
-            self.reconciler.walk_next_page(self.token)
-        return self.reconciler.unqueued_due_topics - before
+            self.reconciler.walk_next_page_if_due(self.token)
+        return self.reconciler.unqueued_due_topics_since_start - before
 
     def queued(self) -> list[int]:
         return [work.topic_id for work in self.bench.metadata.topic_work.due(WorkKind.COMPACT, 1 << 60)]
@@ -487,19 +487,19 @@ def test_the_reconciler_rests_and_goes_on_where_the_leader_before_it_was(
 
     monkeypatch.setattr(BacklogReader, "read_with_trigger", slow)
     reconciler = Reconciler(bench.metadata, leader.backlogs, bench.clock, 300)
-    assert reconciler.walk_next_page(leader.token)
+    assert reconciler.walk_next_page_if_due(leader.token)
     assert (read, reconciler.totals.topics) == ([TOPICS_AT_ONCE], TOPICS_AT_ONCE)
     bench.advance(5 * PARTS - 1)
-    assert not reconciler.walk_next_page(leader.token)
+    assert not reconciler.walk_next_page_if_due(leader.token)
     assert len(read) == 1, "it rests"
     bench.advance(1)
-    reconciler.walk_next_page(leader.token)
+    reconciler.walk_next_page_if_due(leader.token)
     assert (read, reconciler.totals.topics) == ([TOPICS_AT_ONCE, 1], TOPICS_AT_ONCE + 1)
     bench.advance(1000)
-    assert reconciler.walk_next_page(leader.token)
+    assert reconciler.walk_next_page_if_due(leader.token)
     bench.metadata.topic_work.set_leader_note("walk", str(topics[-2].record.id), leader.token)
     successor = Reconciler(bench.metadata, leader.backlogs, bench.clock, 300)
-    successor.walk_next_page(leader.token)
+    successor.walk_next_page_if_due(leader.token)
     assert read == [TOPICS_AT_ONCE, 1, TOPICS_AT_ONCE, 1]
     assert bench.metadata.topic_work.leader_note("walk") == "-1"
 

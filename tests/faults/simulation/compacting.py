@@ -181,7 +181,7 @@ class Compacting:
         if running.done is None:
             if not running.process.stalled and self._world.random.random() < 0.5:
                 try:
-                    batch.heartbeat([job])
+                    batch.heartbeat_or_cancel([job])
                 except CompactorError as error:
                     require(running.process.faults > running.faults, f"no beat, without a fault: {error}")
             running.done = batch.run_tasks([job])
@@ -205,13 +205,13 @@ class Compacting:
         error = job.outcome.error
         if running.model.deleted_at is not None:
             require(error is not None and not isinstance(error, DataLoss), f"{job.run} of a deleted topic: {error!r}")
-            self._batch(running.process).record_failure(job)
+            self._batch(running.process).record_failure_if_any(job)
             world.note(f"  ended with its topic: {error!r}"[:150])
             return
         row = world.observer.runs.get(job.run.run_id)
         topic = world.observer.topics.get(running.model.record.name)
         fenced = row.state is not RunState.RUNNING or topic.epoch != row.epoch
-        self._batch(running.process).record_failure(job)
+        self._batch(running.process).record_failure_if_any(job)
         after = world.observer.runs.get(job.run.run_id)
         message = f"run {row.run_id} of {topic.name}"
         world.note(f"  ended as {after.state} {after.error}"[:150])
@@ -264,7 +264,7 @@ class Compacting:
         """Every process that is not stalled says that its runs are alive."""
         for running in self.running:
             if not running.process.stalled and running.process in self._world.free("c"):
-                self._batch(running.process).heartbeat([running.job])
+                self._batch(running.process).heartbeat_or_cancel([running.job])
 
     def stall(self) -> None:
         """A process's heart stops, or beats again: a run's, or that of a writer who keeps a log open."""

@@ -79,7 +79,7 @@ class Control:
     is_leader: bool = False
     last_check: TopicsCheckResult | None = None
     engine_error: str | None = None
-    unqueued_due_topics: int = 0
+    unqueued_due_topics_since_start: int = 0
 
 
 def metrics(

@@ -25,7 +25,7 @@ class Sessions:
         self._drivers = list(drivers)
         patch.setattr(spark, "open_session", self._open)
         patch.setattr(
-            spark.SparkEngine, "close_with_java", lambda engine: self.happened.append(f"end {engine.session}")
+            spark.SparkEngine, "stop_session_and_java", lambda engine: self.happened.append(f"end {engine.session}")
         )
         patch.setattr(spark, "SparkDriver", lambda number: self._drivers[number - 1])
         patch.setattr(spark.SparkEngine, "warm_up", lambda engine: self.happened.append("warm up"))

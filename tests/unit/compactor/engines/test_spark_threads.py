@@ -66,7 +66,7 @@ def test_engines_share_a_session_and_none_comes_after_the_end(
     assert len(opened) == 1
     assert len({id(engine) for engine in created}) == 3
     assert created[0].run(2, lambda number: number, print) == [0, 1]
-    monkeypatch.setattr(SparkEngine, "close_with_java", lambda _: None)  # others use the session
+    monkeypatch.setattr(SparkEngine, "stop_session_and_java", lambda _: None)  # others use the session
     engines.close()
     with pytest.raises(Unavailable, match="Spark was stopped"):
         engines.open()

@@ -9,7 +9,7 @@ import pytest
 
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import RunPolicies, Sizing
-from compactor.run.run_policies import POLICY_OF, overridden_names, run_policies, stored_policies
+from compactor.run.run_policies import POLICY_OF, names_of_differing_overrides, run_policies, run_policies_from_stored
 from storage.metadata.policy_store import BROKER, namespace_scope
 from storage.metadata.records import RunRecord
 from storage.options.policies import TopicPolicies, policy
@@ -72,7 +72,7 @@ def append(bench: Workbench, topic: Topic, *messages: tuple[bytes | None, bytes 
 
 def run(bench: Workbench, topic: Topic) -> RunRecord | None:
     """A run by the stored policies."""
-    return bench.compactor().compact(topic.name, lambda record: stored_policies(bench.metadata, record)).run
+    return bench.compactor().compact(topic.name, lambda record: run_policies_from_stored(bench.metadata, record)).run
 
 
 def payloads(bench: Workbench, topic: Topic) -> list[bytes | None]:
@@ -83,10 +83,10 @@ def payloads(bench: Workbench, topic: Topic) -> list[bytes | None]:
 
 def test_who_set_what_apart(bench: Workbench, topic: Topic) -> None:
     options = {"key_ttl_ms": 5, "tombstone_retention_ms": 6, "min_lag_ms": 7}
-    assert overridden_names(bench.metadata, topic.record, options) == []
+    assert names_of_differing_overrides(bench.metadata, topic.record, options) == []
     bench.metadata.policies.change([BROKER], {"delete.retention.ms": 1})
     bench.metadata.policies.change([namespace_scope("public/default")], {"compaction.key-ttl.ms": 5})
-    assert overridden_names(bench.metadata, topic.record, options) == ["tombstone_retention_ms"]
+    assert names_of_differing_overrides(bench.metadata, topic.record, options) == ["tombstone_retention_ms"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from storage.table.manifests import (
     EntryStatus,
     ManifestContent,
     ManifestEntry,
-    decode_manifest,
+    decode_live_entries,
     decode_manifest_list,
     encode_manifest,
     encode_manifest_list,
@@ -48,7 +48,7 @@ def field_ids(schema: Any) -> set[int]:
 def test_an_entry_inherits_from_the_list_what_it_leaves_out(version: int) -> None:
     data = encode_manifest(version, ManifestContent.DATA, ENTRIES)
     listed = manifest_file("m", len(data), ManifestContent.DATA, 8, 3, 100 if version == 3 else None, ENTRIES)
-    entries = decode_manifest(data, listed)
+    entries = decode_live_entries(data, listed)
     assert [(each.file["file_path"], each.sequence_number) for each in entries] == [
         ("new", 3),
         ("kept", 1),
@@ -58,7 +58,7 @@ def test_an_entry_inherits_from_the_list_what_it_leaves_out(version: int) -> Non
     if version == 3:
         assert [each.file["first_row_id"] for each in entries] == [100, 20, 103]
     again = encode_manifest(version, ManifestContent.DATA, entries)
-    assert decode_manifest(again, listed) == entries
+    assert decode_live_entries(again, listed) == entries
     assert encode_manifest(version, ManifestContent.DATA, ENTRIES) == data, "equal values have equal bytes"
 
 

@@ -74,7 +74,7 @@ def test_a_cursor_that_another_process_moved_is_open_again_after_one_refusal(ben
                 live = ServedSubscription(loop, served, subscription, cursor)
                 live.note_log_end(10)
                 live.cursor.skip(count, 10)
-                live.flush_acknowledged()
+                live.store_caller_acknowledgements()
 
             with pytest.raises(Fenced):
                 await asyncio.to_thread(skip, 1)
