@@ -104,7 +104,7 @@ def make_app(context: HttpContext) -> FastAPI:
     app.add_middleware(RequestMetricsMiddleware, metrics=context.metrics)
     app.add_middleware(AuditMiddleware, clock=clock)
     app.add_middleware(AuthenticationMiddleware, access=app.state.access)
-    is_page = rendering.is_page_path if broker.settings.dashboard else lambda _: False
+    is_page = rendering.is_dashboard_path if broker.settings.dashboard else lambda _: False
     app.add_middleware(EncodedSlashMiddleware, is_page=is_page)
     for router in routers:
         app.router.routes.extend(router.routes)

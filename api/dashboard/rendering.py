@@ -135,7 +135,7 @@ class PageRoutes(Routes):
         return add_marked
 
 
-def is_page_path(path: str) -> bool:
+def is_dashboard_path(path: str) -> bool:
     """Return whether a path belongs to the dashboard."""
     return path == "/" or path == DASHBOARD.rstrip("/") or path.startswith(DASHBOARD)
 

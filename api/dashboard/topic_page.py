@@ -121,7 +121,7 @@ class TopicView:
         return cleanable_ratio(self.backlog)
 
     @property
-    def was_compacted(self) -> bool:
+    def was_compacted_recently(self) -> bool:
         """Return whether one of the topic's newest runs published a compacted ledger."""
         return any(run["compacted_ledger"] is not None for run in self.runs)
 

@@ -180,14 +180,14 @@ def _messages_by_key_field(rows: RowPositions, table: pa.Table, options: InputOp
         payloads = json_rows(rows.file, table)
     else:
         payloads = decode_column(rows, _combined_column(table, value), options.value_encoding, value)
-        _check_missing_values(rows, keys, payloads, options)
+        _refuse_keys_without_value(rows, keys, payloads, options)
     return message_table(rows, keys, payloads, event_times, options.refuses_empty_values, key)
 
 
 def _messages_by_message_columns(rows: RowPositions, table: pa.Table, options: InputOptions) -> pa.Table:
     keys = decode_column(rows, _combined_column(table, "key"), options.key_encoding, "key")
     payloads = decode_column(rows, _combined_column(table, "value"), options.value_encoding, "value")
-    _check_missing_values(rows, keys, payloads, options)
+    _refuse_keys_without_value(rows, keys, payloads, options)
     columns = [keys, payloads]
     for name in ("publish_time", "event_time"):
         present = name in table.column_names
@@ -198,7 +198,7 @@ def _messages_by_message_columns(rows: RowPositions, table: pa.Table, options: I
     return pa.table(columns, schema=INPUT_SCHEMA)
 
 
-def _check_missing_values(rows: RowPositions, keys: pa.Array, payloads: pa.Array, options: InputOptions) -> None:
+def _refuse_keys_without_value(rows: RowPositions, keys: pa.Array, payloads: pa.Array, options: InputOptions) -> None:
     """Raise InvalidRecord for a row with a key and a null or empty value, unless such a value may delete the key."""
     if options.refuses_empty_values:
         is_empty = pc.equal(pc.coalesce(pc.binary_length(payloads), 0), 0)

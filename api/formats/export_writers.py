@@ -37,7 +37,7 @@ class MessageWriter(Protocol):
     def write(self, table: pa.Table) -> None:
         """Write the messages of a table to the file."""
 
-    def close(self) -> None:
+    def write_end(self) -> None:
         """Write the end of the file, such as a footer. The caller closes the file itself."""
 
 
@@ -64,7 +64,7 @@ class _ParquetWriter:
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table)
 
-    def close(self) -> None:
+    def write_end(self) -> None:
         self._writer.close()
 
 
@@ -77,7 +77,7 @@ class _JsonLinesWriter:
         for start in range(0, len(lines), _LINES):
             self._stream.write(b"\n".join((*lines.slice(start, _LINES).to_pylist(), b"")))
 
-    def close(self) -> None:
+    def write_end(self) -> None:
         return
 
 
@@ -93,7 +93,7 @@ class _CsvWriter:
         text = pc.cast(properties, pa.string()) if pa.types.is_binary(properties.type) else pa.nulls(len(table))
         self._writer.write(_binary_as_base64(table.set_column(index, "properties", text.cast(pa.string()))))
 
-    def close(self) -> None:
+    def write_end(self) -> None:
         self._writer.close()
 
 

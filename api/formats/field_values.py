@@ -98,7 +98,7 @@ def message_table(
     """
     rows.raise_for_first(pc.is_null(keys), f"{key_name} is null, and every row needs a key", REMEDY)
     if refuses_empty:
-        check_empty_values(rows, keys, payloads)
+        refuse_keys_with_empty_value(rows, keys, payloads)
     absent = {"publish_time": None, "event_time": event_times, "properties": None}
     columns = [keys.cast(pa.binary()), payloads.cast(pa.binary())]
     for field in list(INPUT_SCHEMA)[2:]:
@@ -107,7 +107,7 @@ def message_table(
     return pa.table(columns, schema=INPUT_SCHEMA)
 
 
-def check_empty_values(rows: RowPositions, keys: pa.Array, payloads: pa.Array) -> None:
+def refuse_keys_with_empty_value(rows: RowPositions, keys: pa.Array, payloads: pa.Array) -> None:
     """Raise InvalidRecord for the first row that has a key and an empty value, not null."""
     empty = pc.and_(pc.fill_null(pc.equal(pc.binary_length(payloads), 0), False), pc.is_valid(keys))
     rows.raise_for_first(
@@ -117,11 +117,11 @@ def check_empty_values(rows: RowPositions, keys: pa.Array, payloads: pa.Array) -
     )
 
 
-def text_bytes(column: pa.Array) -> pa.Array:
+def values_as_text_bytes(column: pa.Array) -> pa.Array:
     """Convert a column of any type but nested ones to the bytes of its values as text. Raises Arrow's errors."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return text_bytes(column.cast(kind.value_type))
+        return values_as_text_bytes(column.cast(kind.value_type))
     if kind == pa.uuid():
         return pa.array([None if value is None else str(value) for value in column.to_pylist()]).cast(pa.binary())
     if pa.types.is_timestamp(kind) and kind.tz is not None:

@@ -108,8 +108,11 @@ def check_utf8(rows: RowPositions, lines: Sequence[bytes], remedy: str = REMEDY)
                 raise rows.row_error(index, f"not UTF-8 text ({error.reason})", remedy) from error
 
 
-def member_names(line: bytes) -> list[str]:
-    """Return the names of the members of a JSON object, with those of objects in it; none if the line is no object."""
+def top_and_nested_member_names(line: bytes) -> list[str]:
+    """Return the names of the members of a JSON object, and `name.member` for the members of an object in it.
+
+    Empty if the line is no object.
+    """
     try:
         document = msgspec.json.decode(line)
     except ValueError:
@@ -145,7 +148,7 @@ def _check_field_present(
     missing = pc.equal(pc.binary_length(documents), 0)
     if pc.any(missing).as_py():
         index = pc.index(missing, True).as_py()
-        names = member_names(lines[index])
+        names = top_and_nested_member_names(lines[index])
         raise rows.row_error(
             index,
             f"it has no field {field.name}; it has {field_list(names) or 'none'}",

@@ -29,7 +29,7 @@ from api.formats.input_stream import (
     without_byte_order_mark,
 )
 from api.formats.inputs import EmptyValues, InputOptions
-from api.formats.json_events import ONE_A_LINE, member_names
+from api.formats.json_events import ONE_A_LINE, top_and_nested_member_names
 from api.formats.text_encoding import TextEncoding, to_bytes, to_text
 from storage.advice import Advice, AdviceKind
 from storage.errors import InvalidInput, InvalidRecord
@@ -172,7 +172,7 @@ def _import_remedy(line: bytes) -> str:
         return REMEDY
     if {"topic", "partition", "offset", "payload"} <= document.keys():
         return "it is a line of kcat -J: import it with --input-format kcat; nothing of it was kept"
-    names = member_names(line)
+    names = top_and_nested_member_names(line)
     return (
         f"its fields are {field_list(names)}: name the one with the key, as in --key-field {names[0]}; nothing of it "
         "was kept"

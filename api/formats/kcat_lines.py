@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from api.formats.field_values import RowPositions, check_empty_values
+from api.formats.field_values import RowPositions, refuse_keys_with_empty_value
 from api.formats.input_stream import read_line_blocks
 from api.formats.inputs import InputOptions
 from api.formats.json_events import check_utf8, json_values_as_text
@@ -80,7 +80,7 @@ def _message_table(rows: RowPositions, records: Sequence[KcatLine], options: Inp
         rows, "payload", pa.array([bytes(record.payload) for record in records], pa.binary())
     )
     if options.refuses_empty_values:
-        check_empty_values(rows, keys, payloads)
+        refuse_keys_with_empty_value(rows, keys, payloads)
     stamps = np.array([record.ts for record in records], np.int64)
     times = pa.array(stamps, mask=stamps < 0)
     columns = {

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from api.formats.field_values import RowPositions, check_empty_values, field_list, is_text_or_binary
+from api.formats.field_values import RowPositions, field_list, is_text_or_binary, refuse_keys_with_empty_value
 from api.formats.inputs import EmptyValues, InputOptions
 from api.formats.message_tables import BATCH_BYTES, assemble_chunked_messages, output_schema, output_table
 from api.formats.output_file import atomic_output_file
@@ -42,7 +42,7 @@ def read_import_parquet(file: str, options: InputOptions) -> Iterator[pa.Table]:
         table = _input_table(file, pa.table(batch))
         if options.empty_values is EmptyValues.REFUSE:
             keys, payloads = (table.column(name).combine_chunks() for name in ("key", "payload"))
-            check_empty_values(RowPositions(file, "row", first), keys, payloads)
+            refuse_keys_with_empty_value(RowPositions(file, "row", first), keys, payloads)
         first += len(table)
         yield table
 

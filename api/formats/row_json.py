@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.formats.field_values import is_text_or_binary, text_bytes
+from api.formats.field_values import is_text_or_binary, values_as_text_bytes
 from storage.errors import InvalidRecord
 
 
@@ -42,7 +42,7 @@ def _json_compatible_column(file: str, name: str, column: pa.Array) -> pa.Array:
     kind = column.type
     try:
         if not pa.types.is_nested(kind):
-            return column if _is_json_scalar(kind) else text_bytes(column).cast(pa.string())
+            return column if _is_json_scalar(kind) else values_as_text_bytes(column).cast(pa.string())
         return column.cast(_json_type(kind, with_zones=True)).cast(_json_type(kind, with_zones=False))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "no JSON"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.formats.field_values import RowPositions, field_list, message_table, parse_times, text_bytes
+from api.formats.field_values import RowPositions, field_list, message_table, parse_times, values_as_text_bytes
 from api.formats.inputs import InputOptions
 from api.formats.parquet import read_parquet_batches
 from api.formats.row_json import json_rows, json_values
@@ -57,7 +57,7 @@ def _check_columns(file: str, schema: pa.Schema, options: InputOptions) -> None:
 def _key_column(rows: RowPositions, table: pa.Table, name: str) -> pa.Array:
     column = _require_column(table, name)
     try:
-        return text_bytes(column)
+        return values_as_text_bytes(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidRecord(
             f"{rows.file}: column {name} is {column.type}, which is no key",
@@ -70,7 +70,7 @@ def _value_column(file: str, table: pa.Table, options: InputOptions) -> pa.Array
         return json_rows(file, table)
     column = _require_column(table, options.value_field)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    return json_values(file, options.value_field, column) if pa.types.is_nested(kind) else text_bytes(column)
+    return json_values(file, options.value_field, column) if pa.types.is_nested(kind) else values_as_text_bytes(column)
 
 
 def _require_column(table: pa.Table, name: str) -> pa.Array:

@@ -178,7 +178,7 @@ def _write_export(
                 writer.write(first)
             for table in tables:
                 writer.write(table)
-            writer.close()
+            writer.write_end()
             written = stream.tell()
     except (OffsetOutOfRange, StateMayBeStale) as error:
         if since is None:
