@@ -41,7 +41,7 @@ from storage.model import LogPosition
 End = Callable[[], int]
 """The offset of the topic's next message, also in unsealed segments, as `SnapshotReader.end` returns it."""
 Locate = Callable[[int], LogPosition | None]
-"""The first message at or after an offset that still exists, as `Topic.locate` returns it; None: there is none."""
+"""The position of the first raw message at or after an offset (`Topic.first_raw_at_or_after`); None: there is none."""
 
 
 MAX_HELD_BYTES = 16 << 20

@@ -77,7 +77,8 @@ class StoreIdentity:
         uid, record = self._read_store_uid(), binding.find()
         if uid is None and record is not None and record.confirmed:
             uid = self._read_store_uid()
-        if self._is_bound(record, uid) and record is not None and record.confirmed:
+        self._refuse_other_store(record, uid)
+        if record is not None and record.confirmed:
             binding.verified_locations.add(repr(self.store.location))
 
     def check_or_bind(self) -> None:
@@ -100,7 +101,9 @@ class StoreIdentity:
             self._refuse_unknown_topic()
         record = binding.ensure(self.store.url)
         self._write_store_uid(record.uid)
-        if not self._is_bound(record, self._read_store_uid()):
+        written_uid = self._read_store_uid()
+        self._refuse_other_store(record, written_uid)
+        if written_uid is None:
             raise Misconfigured(
                 f"the object store {self.store.url} does not keep what is written to it", "use another one"
             )
@@ -136,12 +139,12 @@ class StoreIdentity:
         self.metadata.store_binding.confirm(self._read_store_uid() or record.uid, before.url)
         return before
 
-    def _is_bound(self, record: StoreBindingRecord | None, uid: str | None) -> bool:
-        """Return whether the store's uid is the database's; False: the two must be bound first. Raises WrongStore."""
+    def _refuse_other_store(self, record: StoreBindingRecord | None, uid: str | None) -> None:
+        """Raise WrongStore unless the store's uid is the database's, or the two can be bound: the store has no uid."""
         if record is not None and uid == record.uid:
-            return True
+            return
         if uid is None and (record is None or not record.confirmed):
-            return False
+            return
         if record is None or not record.confirmed:
             raise WrongStore(
                 f"the object store {self.store.url} belongs to another database (its uid is {uid}), and this one "

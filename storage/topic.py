@@ -124,8 +124,8 @@ class Topic:
         """
         budget = PageBudget(ReadLimits(max_messages, max_bytes))
         if read_compacted:
-            return limit_tables(self._compacted_source(ContinuationToken(start), reset).tables(), budget)
-        return limit_tables(self._raw_source(start, reset).tables(self.snapshot()), budget)
+            return limit_tables(self._compacted_reader(ContinuationToken(start), reset).tables(), budget)
+        return limit_tables(self._raw_reader(start, reset).tables(self.snapshot()), budget)
 
     def read_before(
         self, end: int, read_compacted: bool = False, max_messages: int | None = None, max_bytes: int | None = None
@@ -150,8 +150,8 @@ class Topic:
         `start`: a start, or the token after a page, also of another process. `reset`: as for `read`.
         """
         state = start if isinstance(start, ContinuationToken) else ContinuationToken(start)
-        source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
-        return PageReader(self._environment.clock, source, state, self.name.partition)
+        reader = self._compacted_reader(state, reset) if read_compacted else self._raw_reader(state.start, reset)
+        return PageReader(self._environment.clock, reader, state, self.name.partition)
 
     def entry_reader(
         self, start: StartPosition = EARLIEST, read_compacted: bool = False, resumes: bool = False
@@ -167,12 +167,12 @@ class Topic:
 
         def open_source(state: ContinuationToken) -> RawReader | CompactedReader:
             if read_compacted:
-                return self._compacted_source(state, OffsetReset.EARLIEST, entries)
-            return self._raw_source(state.start, OffsetReset.EARLIEST, entries)
+                return self._compacted_reader(state, OffsetReset.EARLIEST, entries)
+            return self._raw_reader(state.start, OffsetReset.EARLIEST, entries)
 
         return EntryReader(open_source, state, entries)
 
-    def source_reader(self, generation: int | None = None) -> SourceReader | None:
+    def reader_by_source_position(self, generation: int | None = None) -> SourceReader | None:
         """Return a reader of a compacted ledger by the positions of the source cluster.
 
         None: the topic was never compacted. For `generation` and the errors see `open_source_reader`.
@@ -256,12 +256,12 @@ class Topic:
         source = RawReader(self._environment.store, unsealed, self.snapshot, start, columns=SEQUENCE_COLUMNS)
         return scan_sequences(source.tables(), unsealed.data)
 
-    def _raw_source(
+    def _raw_reader(
         self, start: StartPosition, reset: OffsetReset, unsealed: SegmentTableReader | None = None
     ) -> RawReader:
         return RawReader(self._environment.store, unsealed or self._unsealed, self.snapshot, start, reset)
 
-    def _compacted_source(
+    def _compacted_reader(
         self, state: ContinuationToken, reset: OffsetReset, unsealed: SegmentTableReader | None = None
     ) -> CompactedReader:
         return CompactedReader(
@@ -412,7 +412,7 @@ class Topic:
             return LogPosition(batch.column("offset")[0].as_py(), rows.message_id(batch, 0, self.name.partition))
         return None
 
-    def locate(self, offset: int) -> LogPosition | None:
+    def first_raw_at_or_after(self, offset: int) -> LogPosition | None:
         """Return the position of the first raw message at or after an offset; None: there is none yet.
 
         Raises as `read`.

@@ -243,7 +243,7 @@ def entry_of_nth_last_message(broker: Broker, name: TopicName, message_number: i
     """
     topic = _open_local_topic(broker, name)
     reader = topic.snapshot_reader()
-    position = topic.locate(max(reader.end - message_number, reader.first_offset))
+    position = topic.first_raw_at_or_after(max(reader.end - message_number, reader.first_offset))
     if position is None:
         raise MissingEntry(name, "message")
     return with_id(topic, position.message_id.ledger_id, position.message_id.entry_id)

@@ -53,7 +53,7 @@ def resolved(environment: Environment, scope: PolicyScope) -> PolicyResolution:
     store = environment.metadata.policies
     if scope.topic is not None:
         return store.resolve_policies(names.topics_holding_policies_of(environment, scope.topic)[0])
-    return store.inherited_policies(policy_store_keys(environment, scope)[0])
+    return store.policies_inherited_from(policy_store_keys(environment, scope)[0])
 
 
 def own_policies(environment: Environment, scope: PolicyScope) -> dict[str, object]:

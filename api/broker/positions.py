@@ -57,7 +57,7 @@ def mark_delete_before(topic: Topic, position: CursorPosition) -> LogPosition | 
         return reader.last_position() or reader.snapshot.horizon
     if first.offset == 0:
         return None
-    before = topic.locate(first.offset - 1)
+    before = topic.first_raw_at_or_after(first.offset - 1)
     if before is not None and before.offset == first.offset - 1:
         return before
     return LogPosition(first.offset - 1, _right_before(first.message_id))

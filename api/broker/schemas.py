@@ -101,7 +101,7 @@ class SchemaRegistry:
             if name in records:
                 return self._metadata.policies.effective(records[name]).schema_compatibility_strategy
         scope = namespace_scope(f"{topic.tenant}/{topic.namespace}")
-        return self._metadata.policies.inherited_policies(scope).policies.schema_compatibility_strategy
+        return self._metadata.policies.policies_inherited_from(scope).policies.schema_compatibility_strategy
 
     def ensure(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord:
         """Store a schema as the next version of a topic's schema, unless a version equals it; return the version.

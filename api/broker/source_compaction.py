@@ -168,7 +168,7 @@ def _new_request(broker: Broker, record: TopicRecord, upto: SourcePosition) -> _
     reader = topic.snapshot_reader()
     activity = broker.environment.metadata.compaction_control.activity(record.id)
     run_id = 0 if activity.last_run is None else activity.last_run.run_id
-    compacted = topic.source_reader()
+    compacted = topic.reader_by_source_position()
     covers = compacted is not None and _source_horizon(broker, record, compacted) >= upto
     return _CompactionRequest(0 if covers else reader.end, run_id, activity.control.failures)
 
@@ -180,7 +180,7 @@ def compacted_view(broker: Broker, name: TopicName) -> CompactedView:
     """
     record = names.unpartitioned_topic(broker.environment, name)
     topic = Topic(broker.environment, record)
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     try:
         first = topic.first_source_entry()
     except SegmentNotLocal:
@@ -217,7 +217,7 @@ def compacted_entries(
     record = names.unpartitioned_topic(broker.environment, name)
     pieces: list[bytes] = []
     size = 0
-    reader = Topic(broker.environment, record).source_reader(generation)
+    reader = Topic(broker.environment, record).reader_by_source_position(generation)
     covered = _checked_horizon(broker, record, reader, horizon, generation)
     if reader is None or covered is None:
         return EntryPage(0, b"", True)
@@ -246,7 +246,7 @@ def first_position_since(
     None: there is none. The other parameters and the errors are those of `compacted_entries`.
     """
     record = names.unpartitioned_topic(broker.environment, name)
-    reader = Topic(broker.environment, record).source_reader(generation)
+    reader = Topic(broker.environment, record).reader_by_source_position(generation)
     covered = _checked_horizon(broker, record, reader, horizon, generation)
     return None if reader is None or covered is None else reader.first_since(publish_time_ms, covered)
 

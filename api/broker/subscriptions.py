@@ -397,7 +397,7 @@ def _open_cursor(broker: Broker, record: TopicRecord, subscription: str) -> Iter
 def _open_stored_cursor(broker: Broker, topic: Topic, subscription: str) -> Cursor:
     """Open the cursor of a subscription from the database. Raise CursorNotFound, CompactionCursorProtected."""
     metadata, end = broker.environment.metadata, lambda: topic.snapshot_reader().end
-    return Cursor(metadata, topic.record, subscription, topic.locate, end)
+    return Cursor(metadata, topic.record, subscription, topic.first_raw_at_or_after, end)
 
 
 def _entries_with_unacknowledged_rows(

@@ -52,7 +52,7 @@ def iceberg_table_of(environment: Environment, name: TopicName) -> IcebergTable:
     record = names.unpartitioned_topic(environment, name)
     compacted = environment.metadata.topic_snapshot(record.id).compacted
     # Not the last run, which may have failed after the one that published.
-    run = None if compacted is None else environment.metadata.runs.publishing_run(record.id, compacted.ledger_id)
+    run = None if compacted is None else environment.metadata.runs.run_that_published(record.id, compacted.ledger_id)
     error = NO_ERROR if run is None else run.iceberg_table_error
     if compacted is None or compacted.table_metadata is None:
         raise _missing_table(environment, record, is_compacted=compacted is not None, error=error)

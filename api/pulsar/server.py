@@ -154,7 +154,7 @@ class PulsarServer:
     async def _read_max_message_size(self) -> None:
         """Read the maximum message size from the broker's policies, for new connections."""
         policies = self._broker.environment.metadata.policies
-        resolution = await self._broker.pools[WaitsFor.DATABASE].run(policies.inherited_policies, BROKER)
+        resolution = await self._broker.pools[WaitsFor.DATABASE].run(policies.policies_inherited_from, BROKER)
         self.context.max_message_size = resolution.policies.max_message_bytes
 
     async def _close_slow_connections(self) -> None:

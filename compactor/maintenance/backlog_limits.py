@@ -257,7 +257,7 @@ class BacklogLimits:
 
         def locate(target: int) -> LogPosition | None:
             try:
-                return lasts.get(target) or opened.locate(target)
+                return lasts.get(target) or opened.first_raw_at_or_after(target)
             except SegmentNotLocal:
                 return None  # this process knows only the segment's row
 

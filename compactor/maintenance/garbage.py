@@ -402,7 +402,7 @@ class GarbageCollector:
 
     def _is_due(self, deleted: DeletedTopic) -> bool:
         """Return whether the objects of a deleted topic may be deleted."""
-        policies = self.environment.metadata.policies.inherited_policies(enclosing_scope(deleted.name)).policies
+        policies = self.environment.metadata.policies.policies_inherited_from(enclosing_scope(deleted.name)).policies
         return deleted.deleted_at <= self.environment.clock.now_ms() - policies.file_delete_delay_ms
 
     def _list_and_collect_deleted(self, deleted: DeletedTopic) -> CollectionResult:

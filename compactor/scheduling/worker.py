@@ -292,7 +292,7 @@ class Worker:
                 if requested_at is not None:
                     leader = self._leadership.required_token()
                     self._control.withdraw(topic.id, leader_token=leader, requested_at=requested_at)
-                self._control.record_success(topic.id)
+                self._control.clear_failures(topic.id)
             elif isinstance(error, CompactionRunning):
                 self._postpone_topics([topic])
             elif error is not None and run is None and not isinstance(error, _NO_FAILURES):

@@ -160,12 +160,12 @@ class LeaseRenewer:
         logs = [log for log in self._watched_of_type(_OpenLog) if not log.is_busy]
         if not logs:
             return []
-        requests = self._metadata.segments.roll_requests()
+        topic_ids = self._metadata.segments.roll_requests_and_deletions()
         begun: list[Future[object] | None] = []
         for log in logs:
-            if log.topic_id in requests.deleted:
+            if log.topic_id in topic_ids.deleted:
                 begun.append(self._begin_work(log, self._fences, self._report_fenced))
-            elif log.topic_id in requests.requested or _is_old(log):
+            elif log.topic_id in topic_ids.roll_requested or _is_old(log):
                 begun.append(self._begin_work(log, self._rolls, self._roll_log))
         return [work for work in begun if work is not None]
 

@@ -82,7 +82,7 @@ class LogSweep:
         deleted = self.environment.metadata.tenancy.deleted_topic(folder.name)
         if deleted is None:
             return 0
-        policies = self.environment.metadata.policies.inherited_policies(enclosing_scope(deleted.name)).policies
+        policies = self.environment.metadata.policies.policies_inherited_from(enclosing_scope(deleted.name)).policies
         if deleted.deleted_at > now - policies.file_delete_delay_ms:
             return 0
         removed = 0

@@ -1,8 +1,8 @@
 """Attempts: pieces of work that may write objects, known before the first object and until the end.
 
-Invariant: objects of an attempt become part of a topic only while the attempt is not finished (`check_unfinished`). So
-the garbage collector finishes them first (`expire`), and no late commit can name an object that is gone. The row of a
-finished attempt may be purged: an attempt without a row counts as finished.
+Invariant: objects of an attempt become part of a topic only while the attempt is not finished
+(`lock_and_check_unfinished`). So the garbage collector finishes them first (`expire`), and no late commit can name an
+object that is gone. The row of a finished attempt may be purged: an attempt without a row counts as finished.
 
 Rows of several attempts are locked in the order of their ids, so that two transactions never wait for each other.
 """
@@ -39,7 +39,7 @@ def begin(connection: Connection, context: Context, topic_id: int, kind: Attempt
 
 def heartbeat(connection: Connection, context: Context, attempt: Attempt | RunRecord) -> None:
     """Store that the attempt, or the attempt of a run, is alive. Raises Fenced if it is finished."""
-    check_unfinished(connection, [attempt.attempt_id])
+    lock_and_check_unfinished(connection, [attempt.attempt_id])
     queries.change(connection, attempts, attempt.attempt_id, heartbeat_at=context.now)
 
 
@@ -81,7 +81,7 @@ def lock_unfinished(connection: Connection, attempt_ids: Collection[str]) -> lis
     return _lock_unfinished_where(connection, attempts.c.attempt_id.in_(attempt_ids))
 
 
-def check_unfinished(connection: Connection, attempt_ids: Collection[str]) -> None:
+def lock_and_check_unfinished(connection: Connection, attempt_ids: Collection[str]) -> None:
     """Raise Fenced unless all these attempts exist and are not finished.
 
     They are locked, so that they stay unfinished until this transaction ends.

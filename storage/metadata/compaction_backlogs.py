@@ -66,10 +66,10 @@ def _fetch_backlogs(
     return records
 
 
-def _select_extents(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement[int]) -> Select[Any]:
+def _select_extents(columns: Any, condition: ColumnElement[bool], closed_at: ColumnElement[int]) -> Select[Any]:
     """Return a statement that selects ledgers, or segments, with the bytes and messages in each after the horizon.
 
-    `columns`: of ledgers or segments; `counts`: the condition on their rows; `closed_at`: the time at which one was
+    `columns`: of ledgers or segments; `condition`: on their rows; `closed_at`: the time at which one was
     closed, so no message in it counts as published later.
     """
     newest, oldest = (
@@ -88,7 +88,7 @@ def _select_extents(columns: Any, counts: ColumnElement[bool], closed_at: Column
             newest.label("newest"),
         )
         .select_from(columns.topic_id.table.outerjoin(compacted_ledgers, serving))
-        .where(counts, last > horizon)
+        .where(condition, last > horizon)
     )
 
 

@@ -141,11 +141,11 @@ def withdraw(
     if withdrawn:
         compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
     if leader_token is not None:
-        services.check_leader(connection, leader_token)
+        services.lock_and_check_leader(connection, leader_token)
     return withdrawn
 
 
-def topics_with_dead_run(connection: Connection, context: Context) -> list[int]:
+def topics_to_request_again(connection: Connection, context: Context) -> list[int]:
     """Return the ids of topics whose run died with its worker, and that are neither requested again nor paused.
 
     Takes no lock.
@@ -304,7 +304,7 @@ def record_failure(
     if leader_token is not None:
         if requested_at in (None, before.requested_at):
             compaction_control_rows.put(connection, topic_id, requested_at=None, requested_by="")
-        services.check_leader(connection, leader_token)
+        services.lock_and_check_leader(connection, leader_token)
     return get(connection, context, topic_id)
 
 
@@ -326,7 +326,7 @@ def fail_run(
     return failures
 
 
-def record_success(connection: Connection, topic_id: int) -> None:
+def clear_failures(connection: Connection, topic_id: int) -> None:
     """Clear the stored failures of the topic's compaction. Idempotent. A run that succeeds has done this already."""
     topics.lock(connection, topic_id)
     compaction_control_rows.clear_failures(connection, topic_id)

@@ -80,7 +80,7 @@ def put(connection: Connection, topic_id: int, **values: object) -> None:
     queries.put(connection, controls, {"topic_id": topic_id, **values})
 
 
-def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:
+def request_again_unless_requested_or_paused(connection: Connection, topic_id: int, by: str, now: int) -> None:
     """Request a compaction of a topic whose run was interrupted, unless the topic is requested or paused.
 
     The topic must be locked.

@@ -84,13 +84,13 @@ class Database:
 
         Raises Unavailable, Misconfigured.
         """
-        with self._translate_errors(), self.engine.connect() as connection:
+        with self._translate_errors_and_free_reserve(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """Open a transaction that only reads, and in which all statements see the same moment. Raises as `read`."""
-        with self._translate_errors(), self._snapshots.connect() as connection:
+        with self._translate_errors_and_free_reserve(), self._snapshots.connect() as connection:
             yield connection
 
     @contextmanager
@@ -100,7 +100,7 @@ class Database:
         Raises Unavailable, StorageFull, Misconfigured. After Unavailable from a lost connection the commit may have
         happened: check before you repeat the change, or let `write_once` check.
         """
-        with self._translate_errors(), self._writing.begin() as connection:
+        with self._translate_errors_and_free_reserve(), self._writing.begin() as connection:
             if self.dialect == POSTGRESQL:
                 connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_WAIT_SECONDS}s'"))
             yield connection
@@ -137,7 +137,7 @@ class Database:
         raise lost
 
     @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
+    def _translate_errors_and_free_reserve(self) -> Iterator[None]:
         """Translate the driver's errors that are raised inside. The first for lack of space frees the disk reserve."""
         try:
             with translate_driver_errors(self.url):
@@ -189,7 +189,7 @@ def open_engine(url: URL) -> Engine:
     }
     if url.drivername == SQLITE:
         if _is_in_read_only_folder(Path(str(url.database))):
-            engine = create_engine(_immutable_copy_url(url), **options)
+            engine = create_engine(_immutable_file_url(url), **options)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
         engine = create_engine(url, connect_args={"timeout": LOCK_WAIT_SECONDS}, **options)
@@ -212,8 +212,11 @@ def _is_in_read_only_folder(file: Path) -> bool:
     return file.exists() and not os.access(file.parent, os.W_OK)
 
 
-def _immutable_copy_url(url: URL) -> URL:
-    """Return the URL to read a copy that no process changes. Raises Misconfigured for a copy of a database in use."""
+def _immutable_file_url(url: URL) -> URL:
+    """Return the URL by which SQLite reads a file that no process changes.
+
+    Raises Misconfigured for a copy of a database that was in use.
+    """
     file = Path(str(url.database)).absolute()
     log = file.with_name(f"{file.name}-wal")
     if log.exists() and log.stat().st_size:

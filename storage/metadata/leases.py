@@ -56,7 +56,7 @@ def renew(connection: Connection, context: Context, lease: Lease, ttl_ms: int) -
 
     The owner may have appended to the open segment, so the topic is queued (topic_work.py).
     """
-    check(connection, lease)
+    lock_and_check(connection, lease)
     renewed = replace(lease, expires_at=context.now + ttl_ms)
     queries.change(connection, leases, lease.topic_id, expires_at=renewed.expires_at)
     topic_work.mark(connection, topic_work.WorkKind.COMPACT, [lease.topic_id])
@@ -154,7 +154,7 @@ def lease_held_error(
     return LeaseHeld(message, remedy)
 
 
-def check(connection: Connection, lease: Lease) -> None:
+def lock_and_check(connection: Connection, lease: Lease) -> None:
     """Raise Fenced unless the owner still holds the lease.
 
     The lease's row is locked, so the owner holds it until this transaction ends.
@@ -173,7 +173,7 @@ def check(connection: Connection, lease: Lease) -> None:
 
 def lock_topic(connection: Connection, lease: Lease) -> TopicRecord:
     """Lock a lease and its topic, and return the topic. Raises Fenced if the owner no longer holds the lease."""
-    check(connection, lease)
+    lock_and_check(connection, lease)
     return topics.lock(connection, lease.topic_id)
 
 

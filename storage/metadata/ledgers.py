@@ -74,7 +74,7 @@ def append(connection: Connection, context: Context, lease: Lease, new: Sequence
     open_segment = queries.find(connection, opened, row_mapping.segment)
     check_append(topic, last_id(connection, topic.id), open_segment, new)
     attempt_ids = {ledger.attempt_id for ledger in new}
-    attempts.check_unfinished(connection, attempt_ids)
+    attempts.lock_and_check_unfinished(connection, attempt_ids)
     connection.execute(insert(ledgers), [row_mapping.ledger_values(topic.id, ledger) for ledger in new])
     queries.change(connection, topics_table, topic.id, next_offset=new[-1].last_offset + 1)
     attempts.finish_all(connection, attempt_ids, context.now)

@@ -123,8 +123,8 @@ def resolve_policies(connection: Connection, context: Context, topic: TopicRecor
     return PolicyResolver(stored, context.broker_defaults).resolve(topic)
 
 
-def inherited_policies(connection: Connection, context: Context, scope: str) -> PolicyResolution:
-    """Return the policies that a topic without policies of its own inherits.
+def policies_inherited_from(connection: Connection, context: Context, scope: str) -> PolicyResolution:
+    """Return the policies that a topic without policies of its own inherits from `scope` and the scopes above it.
 
     `scope`: of its namespace; BROKER: any namespace without policies.
     """
@@ -209,7 +209,7 @@ def put(connection: Connection, context: Context, scopes: Collection[str], value
     rows = [{"scope": scope, "name": name, "value": value} for scope in scopes for name, value in stored_values.items()]
     queries.put(connection, policies_table, *rows)
     if any(scope != BROKER for scope in scopes):
-        policies.check_below_broker(values, inherited_policies(connection, context, BROKER).policies)
+        policies.check_below_broker(values, policies_inherited_from(connection, context, BROKER).policies)
 
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:

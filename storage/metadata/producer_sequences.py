@@ -89,13 +89,13 @@ def _record(row: RowMapping) -> ProducerSequences:
 
 
 def store(
-    connection: Connection, topic_id: int, sequences: ProducerSequences, ended: Collection[str] = frozenset()
+    connection: Connection, topic_id: int, sequences: ProducerSequences, without_missing: Collection[str] = frozenset()
 ) -> None:
     """Store the sequence ids of producers and positions of source clusters of a topic.
 
-    Positions are merged with the stored ones; sequence ids are, if those of later entries are stored. `ended`: source
-    clusters without missing entries from now on; the stored missing positions of the others stay.
-    Raises TopicNotFound.
+    Positions are merged with the stored ones; sequence ids are, if those of later entries are stored.
+    `without_missing`: source clusters without missing entries from now on; the stored missing positions of the others
+    stay. Raises TopicNotFound.
     """
     topics.lock(connection, topic_id)
     stored = of_topic(connection, topic_id)
@@ -104,9 +104,9 @@ def store(
     elif stored is not None:
         sequences = dataclasses.replace(sequences, sources=_merged_sources(sequences.sources, stored.sources))
     _put_row(connection, topic_id, sequences)
-    if stored is not None and not stored.missing.keys().isdisjoint(ended):
-        missing = {name: position for name, position in stored.missing.items() if name not in ended}
-        _store_missing_positions(connection, topic_id, missing)
+    if stored is not None and not stored.missing.keys().isdisjoint(without_missing):
+        missing = {name: position for name, position in stored.missing.items() if name not in without_missing}
+        _replace_positions_of_missing_entries(connection, topic_id, missing)
 
 
 def replace(connection: Connection, topic_id: int, sequences: ProducerSequences) -> None:
@@ -116,10 +116,12 @@ def replace(connection: Connection, topic_id: int, sequences: ProducerSequences)
     """
     topics.lock(connection, topic_id)
     _put_row(connection, topic_id, sequences)
-    _store_missing_positions(connection, topic_id, sequences.missing)
+    _replace_positions_of_missing_entries(connection, topic_id, sequences.missing)
 
 
-def _store_missing_positions(connection: Connection, topic_id: int, missing: Mapping[str, SourcePosition]) -> None:
+def _replace_positions_of_missing_entries(
+    connection: Connection, topic_id: int, missing: Mapping[str, SourcePosition]
+) -> None:
     values = {name: list(position) for name, position in missing.items()} or None
     at_topic = producer_sequences.c.topic_id == topic_id
     connection.execute(update(producer_sequences).where(at_topic).values(missing=values))

@@ -39,7 +39,7 @@ def publish(
     record = runs.get(connection, run.run_id)
     cursor = cursors.find(connection, topic.id, COMPACTION_CURSOR)
     check_publish(topic, record, expected_generation, cursor.mark_delete if cursor else None, compacted)
-    attempts.check_unfinished(connection, [record.attempt_id])
+    attempts.lock_and_check_unfinished(connection, [record.attempt_id])
 
     if not _compare_and_swap_generation(connection, topic.id, expected_generation, record.epoch):
         # The lock makes this impossible; A1 promises the swap itself, so it does not rely on the lock.

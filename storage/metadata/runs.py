@@ -88,7 +88,7 @@ def claim(
         queries.change(connection, runs, running.run_id, **error.fields("error"))
     claimed = get(connection, run_id)
     if leader_token is not None:
-        services.check_leader(connection, leader_token)
+        services.lock_and_check_leader(connection, leader_token)
     return claimed
 
 
@@ -206,7 +206,9 @@ def expire_attempts(connection: Connection, context: Context, topic_id: int, old
     dying = runs.c.attempt_id.in_(expired) & (runs.c.state == RunState.RUNNING.value)
     requested = connection.execute(select(runs.c.topic_id).where(dying, runs.c.cause != "")).scalars().all()
     for requested_id in requested:
-        compaction_control_rows.request_again(connection, requested_id, "garbage collection", context.now)
+        compaction_control_rows.request_again_unless_requested_or_paused(
+            connection, requested_id, "garbage collection", context.now
+        )
     error = "its worker stopped answering; expired by garbage collection"
     values = {"state": RunState.ERROR.value, "finished_at": context.now, "error": error}
     queries.change_where(connection, runs, dying, **values)
@@ -255,7 +257,7 @@ def newest(
     return queries.fetch(connection, statement.order_by(runs.c.run_id.desc()).limit(limit), _named_run)
 
 
-def publishing_run(connection: Connection, topic_id: int, ledger_id: int) -> RunRecord | None:
+def run_that_published(connection: Connection, topic_id: int, ledger_id: int) -> RunRecord | None:
     """Return the run of the topic that published a compacted ledger; None: there is none."""
     published = (runs.c.topic_id == topic_id) & (runs.c.compacted_ledger_id == ledger_id)
     return queries.find(connection, select(runs).where(published), row_mapping.run)

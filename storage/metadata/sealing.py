@@ -96,7 +96,7 @@ def seal(connection: Connection, context: Context, attempt: Attempt, ledger: Led
     Raises TopicNotFound; Fenced if the attempt was finished as dead, or another has claimed or sealed the segment.
     """
     topic = topics.lock(connection, attempt.topic_id)
-    attempts.check_unfinished(connection, [attempt.attempt_id])
+    attempts.lock_and_check_unfinished(connection, [attempt.attempt_id])
     check_seal(topic, attempt, segments.find(connection, topic.id, ledger.ledger_id), ledger)
     connection.execute(insert(ledgers).values(**row_mapping.ledger_values(topic.id, ledger)))
     sealed = {"state": SegmentState.SEALED.value, "sealed_at": context.now}

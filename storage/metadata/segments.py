@@ -46,13 +46,13 @@ _ROLL_REQUESTS = union_all(
 )
 
 
-class RollRequests(NamedTuple):
+class RollRequestsAndDeletions(NamedTuple):
     """The ids of topics whose writers must act.
 
-    `requested`: a roll of them is requested; `deleted`: they were deleted lately.
+    `roll_requested`: a roll of them is requested; `deleted`: they were deleted lately.
     """
 
-    requested: frozenset[int]
+    roll_requested: frozenset[int]
     deleted: frozenset[int]
 
 
@@ -75,7 +75,7 @@ def restore(connection: Connection, context: Context, lease: Lease, segment: Seg
     Ids that are allocated later are higher. Raises Conflict if another ledger has the id, or the topic has a higher
     one; Fenced as `open_segment`.
     """
-    leases.check(connection, lease)
+    leases.lock_and_check(connection, lease)
     ledgers.reserve_id(connection, lease.topic_id, segment.ledger_id)
     open_segment(connection, context, lease, segment)
 
@@ -151,7 +151,7 @@ def check_open(connection: Connection, lease: Lease, ledger_id: int | None) -> N
     `ledger_id` None: the topic must have no open segment. For the process that has the lock on a segment's file and is
     about to write: it may have slept since it got the lease.
     """
-    leases.check(connection, lease)
+    leases.lock_and_check(connection, lease)
     segment = find_open(connection, lease.topic_id)
     if (segment.ledger_id if segment else None) != ledger_id:
         topic = topics.by_id(connection, lease.topic_id)
@@ -199,13 +199,13 @@ def is_roll_requested(connection: Connection, topic_id: int) -> bool:
     return topics.value_of(connection, topic_id, topics_table.c.roll_requested_at) is not None
 
 
-def roll_requests(connection: Connection, context: Context) -> RollRequests:
+def roll_requests_and_deletions(connection: Connection, context: Context) -> RollRequestsAndDeletions:
     """Return the topics that are requested to roll, and those that were deleted in the last `DELETED_MS`.
 
     One statement, whose cost depends on these topics alone: writers poll.
     """
     rows = connection.execute(_ROLL_REQUESTS, {"since": context.now - DELETED_MS}).all()
-    return RollRequests(
+    return RollRequestsAndDeletions(
         frozenset(topic_id for topic_id, is_deleted in rows if not is_deleted),
         frozenset(topic_id for topic_id, is_deleted in rows if is_deleted),
     )

@@ -1,8 +1,9 @@
 """Services and their leader, in rows.
 
 Invariants: the token of the leadership grows by one with each leader and never starts again. Time only decides when
-leadership may be taken (liveness.py); the token alone decides whether a leader's claim counts (`check_leader`, in the
-transaction of the claim). So a wrong clock costs waiting, never two leaders that both begin runs.
+leadership may be taken (liveness.py); the token alone decides whether a leader's claim counts
+(`lock_and_check_leader`, in the transaction of the claim). So a wrong clock costs waiting, never two leaders that both
+begin runs.
 
 TTLs are counted by the caller's clock: services of one database should agree on it within a fraction of a TTL.
 Otherwise a leader may be overtaken early, and is then fenced.
@@ -99,7 +100,7 @@ def leader(connection: Connection, context: Context) -> str | None:
     return str(row.holder) if row.holder is not None and row.expires_at > context.now else None
 
 
-def check_leader(connection: Connection, token: int) -> None:
+def lock_and_check_leader(connection: Connection, token: int) -> None:
     """Raise Fenced unless the leadership still has the token `token`; it stays so until this transaction ends.
 
     Call it at the end of a transaction: one that still has to wait for a topic would keep the leader from renewing

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
 
@@ -98,13 +98,12 @@ def of_topic(connection: Connection, name: TopicName, *, with_ledgers: bool = Fa
     records = cursors.of_topic(connection, topic.id)
     marks = sorted({record.mark_delete_offset for record in records})
     sums, backlogs = _ledger_sums_and_backlogs(connection, topic.id, marks)
-    succeeded, failed = _last_runs(connection, topic.id)
+    succeeded, failed = _last_succeeded_and_failed_runs(connection, topic.id)
     summaries = cursor_ranges.summaries(connection, topic, records)
     stats = []
     for record in records:
-        size, oldest = backlogs[record.mark_delete_offset]
-        above = summaries[record.name]
-        stats.append(CursorStatsRecord(record, size, oldest, above.messages, above.ranges))
+        backlog, above = backlogs[record.mark_delete_offset], summaries[record.name]
+        stats.append(CursorStatsRecord(record, *backlog, above.messages, above.ranges))
     return TopicStatsRecord(
         topic=topic,
         sums=sums,
@@ -118,14 +117,23 @@ def of_topic(connection: Connection, name: TopicName, *, with_ledgers: bool = Fa
     )
 
 
+class _SealedBacklog(NamedTuple):
+    """The logical bytes in ledgers after a mark-delete offset, and the oldest publish time (ms) of these ledgers."""
+
+    sealed_bytes: int
+    oldest_publish_time: int
+
+
 def _ledger_sums_and_backlogs(
     connection: Connection, topic_id: int, marks: Sequence[int]
-) -> tuple[LedgerSums, dict[int, tuple[int, int]]]:
-    """Return the sums over all ledgers; and by mark-delete offset, the bytes after it and their oldest publish time."""
+) -> tuple[LedgerSums, dict[int, _SealedBacklog]]:
+    """Return the sums over all ledgers, and the backlog of each mark-delete offset of `marks`."""
     parameters = {"topic": topic_id, **{f"mark_{number}": mark for number, mark in enumerate(marks)}}
     row = connection.execute(_sums_statement(len(marks)), parameters).mappings().one()
-    after_marks = {mark: (row[f"bytes_{number}"], row[f"oldest_{number}"]) for number, mark in enumerate(marks)}
-    return row_mapping.record(LedgerSums, row), after_marks
+    backlogs = {
+        mark: _SealedBacklog(row[f"bytes_{number}"], row[f"oldest_{number}"]) for number, mark in enumerate(marks)
+    }
+    return row_mapping.record(LedgerSums, row), backlogs
 
 
 @lru_cache(maxsize=64)
@@ -182,7 +190,7 @@ _FAILED = select(func.max(_SEEN.c.run_id)).where(
 _LAST_RUNS = select(runs).where(runs.c.run_id.in_(_SUCCEEDED.union_all(_FAILED)))
 
 
-def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
+def _last_succeeded_and_failed_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
     """Return the topic's last run that succeeded, and the last that failed or was cancelled; None: there is none."""
     last = queries.fetch(connection, _LAST_RUNS, row_mapping.run, {"topic": topic_id})
     succeeded = next((run for run in last if run.state is RunState.SUCCESS), None)

@@ -125,7 +125,7 @@ class PolicyStore(Store):
     of_scope = reads(policy_store.of_scope)
     effective = reads(policy_store.effective)
     resolve_policies = reads(policy_store.resolve_policies)
-    inherited_policies = reads(policy_store.inherited_policies)
+    policies_inherited_from = reads(policy_store.policies_inherited_from)
     smallest_value = reads(policy_store.smallest_value)
     resolver = reads(policy_store.resolver)
     resolver_of = reads(policy_store.resolver_of)
@@ -207,7 +207,7 @@ class SegmentStore(Store):
     find_open = reads(segments.find_open)
     active_segments = reads(segments.active_segments)
     is_roll_requested = reads(segments.is_roll_requested)
-    roll_requests = reads(segments.roll_requests)
+    roll_requests_and_deletions = reads(segments.roll_requests_and_deletions)
     topics_to_roll = reads(segments.topics_to_roll)
     open_segments_in = snapshots(segments.open_segments_in)
     topics_with_segments = reads(segments.topics_with_segments)
@@ -297,7 +297,7 @@ class RunStore(Store):
     last = reads(runs.last)
     of_topic = reads(runs.of_topic)
     newest = reads(runs.newest)
-    publishing_run = reads(runs.publishing_run)
+    run_that_published = reads(runs.run_that_published)
     has_published = reads(runs.has_published)
 
 
@@ -313,7 +313,7 @@ class CompactionControlStore(Store):
     check_requestable = snapshots(compaction_control.check_requestable)
     request = writes(compaction_control.request)
     withdraw = writes(compaction_control.withdraw)
-    topics_with_dead_run = reads(compaction_control.topics_with_dead_run)
+    topics_to_request_again = reads(compaction_control.topics_to_request_again)
     request_again_if_run_died = writes(compaction_control.request_again_if_run_died)
     cancel_and_request_again = writes(compaction_control.cancel_and_request_again)
     pause = writes_once(
@@ -325,12 +325,12 @@ class CompactionControlStore(Store):
     abort = writes(compaction_control.abort)
     record_failure = writes(compaction_control.record_failure)
     fail_run = writes(compaction_control.fail_run)
-    record_success = writes(compaction_control.record_success)
+    clear_failures = writes(compaction_control.clear_failures)
 
     def request_dead_runs_again(self, by: str) -> list[TopicRecord]:
         """Request a new run of each topic whose run died with its worker; return these topics."""
         requested = []
-        for topic_id in self.topics_with_dead_run():
+        for topic_id in self.topics_to_request_again():
             with suppress(TopicNotFound):  # deleted meanwhile
                 requested.append(self.request_again_if_run_died(topic_id, by))
         return [topic for topic in requested if topic is not None]

@@ -285,7 +285,7 @@ def ensure_topics(connection: Connection, context: Context, names: Sequence[Topi
 
     They get a cursor `__compaction` if compaction is enabled in the namespace (S9). Raises InvalidTopicName.
     """
-    around = policy_store.inherited_policies(connection, context, policy_store.enclosing_scope(names[0]))
+    around = policy_store.policies_inherited_from(connection, context, policy_store.enclosing_scope(names[0]))
     created = topics.ensure(connection, names, context.now)
     if around.compaction_enabled:
         cursors.ensure_all(connection, [topic.id for topic in created], COMPACTION_CURSOR)

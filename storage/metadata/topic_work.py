@@ -90,16 +90,16 @@ def mark_where(connection: Connection, kind: WorkKind, condition: ColumnElement[
     )
     insert = queries.insert_for_on_conflict(connection.dialect.name, topic_work)
     columns = ["topic_id", "kind", "due_at", "changes"]
-    connection.execute(_raise_mark_on_conflict(insert.from_select(columns, chosen)))
+    connection.execute(_increment_mark_on_conflict(insert.from_select(columns, chosen)))
 
 
 @functools.cache
 def _mark_statement(dialect: str) -> Executable:
     """Return the statement that queues topics at once; built once, since transactions of the log execute it."""
-    return _raise_mark_on_conflict(queries.insert_for_on_conflict(dialect, topic_work))
+    return _increment_mark_on_conflict(queries.insert_for_on_conflict(dialect, topic_work))
 
 
-def _raise_mark_on_conflict(insert: queries.OnConflictInsert) -> Executable:
+def _increment_mark_on_conflict(insert: queries.OnConflictInsert) -> Executable:
     """Return an insert that, for a topic that is queued already, makes it due at once and counts the change."""
     return insert.on_conflict_do_update(
         index_elements=topic_work.primary_key, set_={"due_at": AT_ONCE, "changes": topic_work.c.changes + 1}
@@ -121,14 +121,14 @@ def queue_for_new_leader(connection: Connection, context: Context, leader_token:
     All, if its policies that are not in SQL differ; else those with an open segment in its log directory `log_uid`,
     which only this process can read.
     """
-    digest = _policies_digest(context)
+    digest = _broker_defaults_digest(context)
     if leader_note(connection, _POLICIES) != digest:
         mark_where(connection, WorkKind.COMPACT, true())
         queries.put(connection, leader_notes, {"name": _POLICIES, "value": digest})
     elif log_uid is not None:
         is_open = (segments.c.state == SegmentState.OPEN.value) & (segments.c.log_uid == log_uid)
         mark_where(connection, WorkKind.COMPACT, topics.c.id.in_(select(segments.c.topic_id).where(is_open)))
-    services.check_leader(connection, leader_token)
+    services.lock_and_check_leader(connection, leader_token)
 
 
 def leader_note(connection: Connection, name: str) -> str | None:
@@ -140,7 +140,7 @@ def set_leader_note(connection: Connection, name: str, value: str, leader_token:
     """Store the text of the leader's note of that name. `leader_token`: raise Fenced if that leadership was lost."""
     queries.put(connection, leader_notes, {"name": name, "value": value})
     if leader_token is not None:
-        services.check_leader(connection, leader_token)
+        services.lock_and_check_leader(connection, leader_token)
 
 
 def due(connection: Connection, kind: WorkKind, now: int) -> list[TopicWork]:
@@ -188,7 +188,7 @@ def reschedule(
     if removed:
         connection.execute(_REMOVE, removed)
     if leader_token is not None:
-        services.check_leader(connection, leader_token)
+        services.lock_and_check_leader(connection, leader_token)
 
 
 _KEY = (topic_work.c.topic_id == bindparam("topic")) & (topic_work.c.kind == bindparam("of_kind"))
@@ -202,7 +202,7 @@ def _fetch_work(connection: Connection, condition: ColumnElement[bool]) -> list[
     return [TopicWork(topic_id, WorkKind(kind), due_at, changes) for topic_id, kind, due_at, changes in rows]
 
 
-def _policies_digest(context: Context) -> str:
+def _broker_defaults_digest(context: Context) -> str:
     """Return a digest of the policies that are not in SQL: this version's defaults, and the settings file's."""
     defaults = {policy.name: repr(policy.default) for policy in POLICIES.values()}
     configured = {name: repr(value) for name, value in context.broker_defaults.items()}

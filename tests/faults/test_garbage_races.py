@@ -276,7 +276,7 @@ def test_the_harness_notices_when_attempts_are_not_fenced(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the fence taken out of the commit, an import names objects that are gone, and the tests above fail."""
-    monkeypatch.setattr(attempts_module, "check_unfinished", lambda *_: None)
+    monkeypatch.setattr(attempts_module, "lock_and_check_unfinished", lambda *_: None)
     import_beside_collections(bench, topic, alive=False)
     with pytest.raises(Exception, match="does not exist"):
         raw(topic)

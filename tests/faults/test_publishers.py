@@ -119,7 +119,7 @@ def take_out_the_compare_and_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "check_publish", lambda *_arguments: None)
     monkeypatch.setattr(publishing, "_compare_and_swap_generation", swap_anything)
     # The attempt, finished by the first publish, would still stop the second.
-    monkeypatch.setattr(attempts, "check_unfinished", lambda *_arguments: None)
+    monkeypatch.setattr(attempts, "lock_and_check_unfinished", lambda *_arguments: None)
 
 
 def test_the_swap_alone_stops_a_stale_generation_and_a_stale_epoch(
@@ -129,7 +129,7 @@ def test_the_swap_alone_stops_a_stale_generation_and_a_stale_epoch(
     (ledger,) = append(store, topic, 10)
     horizon = LogPosition(5, MessageId(ledger.ledger_id, 5))
     monkeypatch.setattr(publishing, "check_publish", lambda *_arguments: None)
-    monkeypatch.setattr(attempts, "check_unfinished", lambda *_arguments: None)
+    monkeypatch.setattr(attempts, "lock_and_check_unfinished", lambda *_arguments: None)
     first = claim(store, topic)
     store.publishing.publish(first, 0, compacted(store, first, 1, horizon), {})
 

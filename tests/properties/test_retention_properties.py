@@ -180,7 +180,7 @@ def _step(bench: Workbench, topic: Topic, what: str, value: Any) -> None:
         if messages:
             chosen = messages[int(value * (len(messages) - 1))]
             bench.metadata.cursors.ensure(topic.record.id, "reader")
-            bench.metadata.cursors.reset(topic.record.id, "reader", topic.locate(chosen.offset))
+            bench.metadata.cursors.reset(topic.record.id, "reader", topic.first_raw_at_or_after(chosen.offset))
     elif what == "compact":
         bench.compactor().compact(topic.name, lambda record: run_policies_from_stored(bench.metadata, record))
     elif what == "apply":

@@ -302,7 +302,7 @@ class SubscriptionPosition:
             self._topic.metadata,
             self._topic.record,
             self._name,
-            self._topic.storage.locate,
+            self._topic.storage.first_raw_at_or_after,
             lambda: max(self.delivered_end, self._known_end),
         )
 

@@ -119,7 +119,7 @@ def test_a_lease_whose_row_is_locked_holds_up_no_other(
     held = [store.leases.acquire(item.id, "a", TTL) for item in (topic, other)]
     clock.advance(TTL - 1)
     with store.database.write() as rolling:
-        leases.check(rolling, held[0])
+        leases.lock_and_check(rolling, held[0])
         assert store.leases.renew_many(held, TTL) == ([], [held[0]])
     assert store.leases.current(other.id) == replace(held[1], expires_at=clock.now_ms() + TTL)
     assert store.leases.renew_many(held, TTL) == ([], [])
@@ -155,16 +155,16 @@ def test_requests_to_roll_and_deletions_are_seen_by_all_writers(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     others = [store.tenancy.ensure_topic(TopicName.parse(f"other-{number}")) for number in range(3)]
-    assert store.segments.roll_requests() == (frozenset(), frozenset())
+    assert store.segments.roll_requests_and_deletions() == (frozenset(), frozenset())
     store.segments.request_roll(others[1].id)
     store.tenancy.delete_topic(others[2].id)
     clock.advance(DELETED_MS)
-    assert store.segments.roll_requests() == ({others[1].id}, {others[2].id})
+    assert store.segments.roll_requests_and_deletions() == ({others[1].id}, {others[2].id})
     clock.advance(1)
-    assert store.segments.roll_requests() == ({others[1].id}, frozenset())
+    assert store.segments.roll_requests_and_deletions() == ({others[1].id}, frozenset())
     store.tenancy.delete_topic(others[1].id)
     store.segments.request_roll(topic.id)
-    assert store.segments.roll_requests() == ({topic.id}, {others[1].id})
+    assert store.segments.roll_requests_and_deletions() == ({topic.id}, {others[1].id})
 
 
 def test_a_lost_lease_is_released_in_silence(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:

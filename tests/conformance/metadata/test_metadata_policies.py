@@ -192,7 +192,7 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(
         "cleanup.policy": PolicyOrigin.BROKER,
     }
     assert store.policies.resolver().resolve(other) == resolved
-    assert store.policies.inherited_policies(NAMESPACE) == resolved
+    assert store.policies.policies_inherited_from(NAMESPACE) == resolved
     assert store.policies.readable_of_scope(BROKER) == {"retention.ms": 5}
     assert isinstance(store.policies.of_scope(BROKER)["cleanup.policy"], UnreadableStoredValue)
     assert [(item.scope, item.name, item.stored.value) for item in store.policies.unreadable_policies()] == [

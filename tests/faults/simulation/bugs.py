@@ -316,7 +316,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
                 (publishing, "publish", _publish_over),
                 (publishing, "_compare_and_swap_generation", _swap_blindly),
                 (publishing, "check_publish", lambda *_: None),
-                (publishing.attempts, "check_unfinished", lambda *_: None),
+                (publishing.attempts, "lock_and_check_unfinished", lambda *_: None),
             ),
         ),
         "publish-any-epoch": Bug(

@@ -101,7 +101,7 @@ def test_what_lies_in_the_open_segment_exists(tmp_path: Path) -> None:
     with topic.append_log() as log:
         first, second = (log.append(single(b"k", b"%d" % number)).first for number in range(2))
     bench.metadata.cursors.ensure(topic.record.id, "s")
-    cursor = Cursor(bench.metadata, topic.record, "s", topic.locate, lambda: topic.snapshot_reader().end)
+    cursor = Cursor(bench.metadata, topic.record, "s", topic.first_raw_at_or_after, lambda: topic.snapshot_reader().end)
     cursor.acknowledge_cumulative(second)
     assert cursor.mark_delete == second
     with pytest.raises(InvalidInput, match="ends before offset 2"):

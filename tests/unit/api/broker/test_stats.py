@@ -76,7 +76,7 @@ def test_the_backlog_of_a_subscription_is_that_of_its_quota(
         topic.log_manager().roll_and_seal(topic.record)
     if sealed < 10:
         produce(topic, [message] * (10 - sealed))
-    mark = topic.locate(acknowledged - 1) if acknowledged else None
+    mark = topic.first_raw_at_or_after(acknowledged - 1) if acknowledged else None
     bench.metadata.cursors.create(topic.record.id, "s", mark, {})
     snapshot = stats_snapshot(bench, topic.name)
     assert snapshot is not None

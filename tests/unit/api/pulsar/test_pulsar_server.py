@@ -49,5 +49,5 @@ def test_a_database_that_is_away_keeps_no_service_from_its_start(
     def away(_: Any) -> Any:
         raise Unavailable("the database is away", "wait")
 
-    monkeypatch.setattr(bench.metadata.policies, "inherited_policies", away)
+    monkeypatch.setattr(bench.metadata.policies, "policies_inherited_from", away)
     assert asyncio.run(_announced(bench)) == 5 << 20

@@ -126,7 +126,7 @@ def test_a_subscription_never_goes_back(limited: Limited) -> None:
     limited.clock.advance(5 * SECOND)
     limited.seal(3)
     metadata = limited.workbench.metadata
-    metadata.cursors.reset(limited.topic.record.id, "fast", limited.topic.locate(4))
+    metadata.cursors.reset(limited.topic.record.id, "fast", limited.topic.first_raw_at_or_after(4))
     limited.policy(message_ttl_seconds=3)
     limited.apply()
     assert limited.marks() == {COMPACTION_CURSOR: None, "fast": 4, "slow": 2}
@@ -146,7 +146,7 @@ def test_a_backlog_over_its_quota_keeps_messages_out(limited: Limited, action: s
         limited.limits.check_accepts_messages(limited.topic.record)
     metadata = limited.workbench.metadata
     for name in ("slow", "fast"):
-        metadata.cursors.reset(limited.topic.record.id, name, limited.topic.locate(5))
+        metadata.cursors.reset(limited.topic.record.id, name, limited.topic.first_raw_at_or_after(5))
     assert limited.apply() is None, "they have read on; the compaction cursor has not"
     limited.limits.check_accepts_messages(limited.topic.record)
 
@@ -186,7 +186,9 @@ def test_a_check_of_what_is_young_reads_nothing_from_the_store(
     monkeypatch.setattr(store, "get", get)
     for mark in (1, 3, 4, 5):  # behind what is expired, in the open segment, at the end
         for name in ("slow", "fast"):
-            limited.workbench.metadata.cursors.reset(limited.topic.record.id, name, limited.topic.locate(mark))
+            limited.workbench.metadata.cursors.reset(
+                limited.topic.record.id, name, limited.topic.first_raw_at_or_after(mark)
+            )
         reads.clear()
         assert limited.apply() is None
         assert (reads, limited.marks()["slow"]) == ([], mark)

@@ -37,7 +37,7 @@ def ledgers(bench: Workbench, topic: Topic, *lengths: int, age: int = 0) -> None
 
 def cursor_at(bench: Workbench, topic: Topic, name: str, offset: int) -> None:
     bench.metadata.cursors.ensure(topic.record.id, name)
-    bench.metadata.cursors.reset(topic.record.id, name, topic.locate(offset))
+    bench.metadata.cursors.reset(topic.record.id, name, topic.first_raw_at_or_after(offset))
 
 
 def produce(bench: Workbench, topic: Topic, *times: int) -> None:

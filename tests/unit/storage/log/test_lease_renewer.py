@@ -23,7 +23,7 @@ from storage.metadata.leases import UnrenewedLeases
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
-from storage.metadata.segments import RollRequests
+from storage.metadata.segments import RollRequestsAndDeletions
 from storage.topic import Topic
 from tests.entries import single
 from tests.workbench import Workbench, raw
@@ -247,7 +247,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
     """Its threads work without a call, also after a poll and a renewal that failed."""
     renewed, rolled_one = threading.Event(), threading.Event()
     segments, leases = bench.metadata.segments, bench.metadata.leases
-    ask, renew = segments.roll_requests, leases.renew_many
+    ask, renew = segments.roll_requests_and_deletions, leases.renew_many
     failures = {"poll", "renewal"}
 
     def fails_once(kind: str) -> None:
@@ -255,7 +255,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
             failures.remove(kind)
             raise Unavailable("no database", "try again")
 
-    def asking() -> RollRequests:
+    def asking() -> RollRequestsAndDeletions:
         fails_once("poll")
         return ask()
 
@@ -265,7 +265,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
         renewed.set()
         return answer
 
-    monkeypatch.setattr(segments, "roll_requests", asking)
+    monkeypatch.setattr(segments, "roll_requests_and_deletions", asking)
     monkeypatch.setattr(leases, "renew_many", renewing)
     with (
         LeaseRenewer(bench.metadata, poll_seconds=0.001, renew_seconds=0.01) as watch,

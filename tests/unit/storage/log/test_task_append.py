@@ -71,7 +71,7 @@ def test_messages_are_those_of_an_import_of_the_same(bench: Workbench, monkeypat
             ]
             assert read[0] == read[1]
         assert [by_tasks.newest_value(key) is None for key in (b"a", b"b", b"c", b"d")] == [True, False, False, True]
-        assert by_tasks.locate(5) == by_tasks.first_at(raw(by_tasks)[5].message_id)
+        assert by_tasks.first_raw_at_or_after(5) == by_tasks.first_at(raw(by_tasks)[5].message_id)
         ids = [message.message_id for message in raw(by_tasks)]
         assert ids == sorted(ids)
         assert len(set(ids)) == 9

@@ -60,10 +60,10 @@ def test_every_start_begins_where_it_says(topic: Topic) -> None:
     for message in everything:
         assert offsets(topic.messages(message.message_id)) == list(range(message.offset, 12))
         assert offsets(topic.messages(StartOffset(message.offset))) == list(range(message.offset, 12))
-        assert topic.locate(message.offset) is not None
-        assert topic.locate(message.offset).message_id == message.message_id  # type: ignore[union-attr]
+        assert topic.first_raw_at_or_after(message.offset) is not None
+        assert topic.first_raw_at_or_after(message.offset).message_id == message.message_id  # type: ignore[union-attr]
     assert offsets(topic.messages(StartOffset(12))) == []
-    assert topic.locate(12) is None
+    assert topic.first_raw_at_or_after(12) is None
     assert offsets(topic.messages(LATEST)) == []
 
 

@@ -61,7 +61,7 @@ def read(
     topic: Topic, start: SourcePosition = FIRST, horizon: SourcePosition = END, generation: int | None = None
 ) -> dict[Position, bytes]:
     """The entries of the compacted ledger by position."""
-    reader = topic.source_reader(generation)
+    reader = topic.reader_by_source_position(generation)
     assert reader is not None
     entries = [((item.ledger_id, item.entry_id), item.data) for item in reader.entries(start, horizon)]
     assert [position for position, _ in entries] == sorted({position for position, _ in entries})
@@ -69,7 +69,7 @@ def read(
 
 
 def horizon(topic: Topic) -> SourcePosition:
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is not None
     return reader.horizon()
 
@@ -116,7 +116,7 @@ def test_a_batch_keeps_its_slots(bench: Workbench) -> None:
     topic = bench.topic()
     replicate(bench, topic, ((3, 0), batch(b"a", b"b", b"c")), ((3, 1), batch(b"a", b"d")), ((3, 2), batch(b"b", b"c")))
     bench.compact(topic)
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is not None
     entries = list(reader.entries(FIRST, END))
     assert reader.last_message() == SourceMessage(SourcePosition(3, 2), 1, PUBLISHED)
@@ -132,7 +132,7 @@ def test_the_batch_index_of_the_last_message_is_a_brokers(bench: Workbench, last
     topic = bench.topic()
     replicate(bench, topic, ((3, 0), message(b"a", b"1")), ((3, 1), last))
     bench.compact(topic)
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is not None
     assert reader.last_message() == SourceMessage(SourcePosition(3, 1), batch_index, PUBLISHED)
 
@@ -145,7 +145,7 @@ def test_the_first_entry_is_known_until_raw_is_trimmed(topic: Topic, bench: Work
 
 
 def test_horizon_and_last_message(topic: Topic) -> None:
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is not None
     assert reader.horizon() == (9, 10), "a deletion counts, although it left no row"
     assert reader.last_message() == SourceMessage(SourcePosition(9, 9), -1, PUBLISHED + 109)
@@ -161,7 +161,7 @@ def test_the_view_decodes_no_payloads(topic: Topic, monkeypatch: pytest.MonkeyPa
         return read(reader, group, columns)
 
     monkeypatch.setattr(RowsReader, "read", watched)
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is not None
     assert reader.last_message() == SourceMessage(SourcePosition(9, 9), -1, PUBLISHED + 109)
     assert topic.first_source_entry() == (7, 0)
@@ -172,10 +172,10 @@ def test_the_view_decodes_no_payloads(topic: Topic, monkeypatch: pytest.MonkeyPa
 def test_only_deletions_leave_no_message(bench: Workbench) -> None:
     topic = bench.topic()
     replicate(bench, topic, ((3, 0), message(b"a", b"1")), ((3, 1), message(b"a", None)))
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is None, "it was never compacted"
     bench.compact(topic)
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is not None
     assert reader.last_message() is None
     assert reader.horizon() == (3, 1)
@@ -230,7 +230,7 @@ def test_topics_of_other_producers_have_no_horizon(bench: Workbench) -> None:
 
 
 def test_publish_times(topic: Topic) -> None:
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is not None
     assert reader.first_since(PUBLISHED, END) == (7, 3)
     assert reader.first_since(PUBLISHED + 19, END) == (7, 19)
@@ -255,7 +255,7 @@ def test_an_older_generation_than_the_callers_is_refused(topic: Topic, bench: Wo
     with pytest.raises(Conflict, match=r"generation 1 .* caller knows generation 2"):
         read(topic, generation=2)
     with pytest.raises(Conflict, match="generation 0"):
-        bench.topic("other").source_reader(1)
+        bench.topic("other").reader_by_source_position(1)
 
 
 def test_a_message_of_another_producer_is_refused(topic: Topic, bench: Workbench) -> None:
@@ -271,7 +271,7 @@ def test_two_sources_are_refused(bench: Workbench) -> None:
     topic = bench.topic()
     replicate(bench, topic, ((3, 0), message(b"a", b"1")), sources=("us", "eu"))
     bench.compact(topic)
-    reader = topic.source_reader()
+    reader = topic.reader_by_source_position()
     assert reader is not None
     with pytest.raises(Conflict, match="eu, us replicate into"):
         reader.check_one_source()
