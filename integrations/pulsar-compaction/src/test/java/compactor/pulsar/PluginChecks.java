@@ -583,8 +583,8 @@ public final class PluginChecks {
             throw new IOException("no token");
         };
         try (CompactorClient client = new CompactorClient(
-                new Settings(settings.urls(), settings.topics(), "c", token, null, Duration.ofMillis(9), Duration.ofMillis(9),
-                        Duration.ofMillis(9), Duration.ofMillis(9), 1), timer)) {
+                new Settings(settings.urls(), settings.topics(), "c", token, null, Duration.ofMinutes(1),
+                        Duration.ofMillis(9), Duration.ofMillis(9), Duration.ofMillis(9), 1), timer)) {
             fails("no token", () -> client.view(TOPIC).join());
             equal(senders, "[compactor-sender]");
         } finally {
