@@ -27,10 +27,8 @@ from api.spark.partitions import partitions_of, read_partition, service_partitio
 from api.spark.read_columns import ReadColumns
 from api.spark.service_scan import plan_service_scan
 from api.spark.source_options import SourceOptions
-from compactor.client.messages import COLUMNS
 from storage.errors import InvalidInput
 from storage.reading.scan import END, ScanRange
-from storage.topic import Topic
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COMPARISONS = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
@@ -43,10 +41,14 @@ class TopicReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Raises InvalidInput for a column that topics do not have."""
         self._options, self._columns, self._range = options, ReadColumns.of(schema), ScanRange()
-        if options.service is not None and (others := [name for name in self._columns.names if name not in COLUMNS]):
-            raise InvalidInput(
-                f"a service has no column {others[0]} of a topic", f"use some of {', '.join(COLUMNS)}, or leave out url"
-            )
+        if options.service is not None:
+            from compactor.client.messages import COLUMNS
+
+            if others := [name for name in self._columns.names if name not in COLUMNS]:
+                raise InvalidInput(
+                    f"a service has no column {others[0]} of a topic",
+                    f"use some of {', '.join(COLUMNS)}, or leave out url",
+                )
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Narrow the scan by filters on offset, publish time and key. Return all filters: Spark applies them again."""
@@ -61,6 +63,8 @@ class TopicReader(DataSourceReader):
         """
         options = self._options
         if options.service is None:
+            from storage.topic import Topic
+
             settings = options.load_settings()
             with open_for_reading(settings) as environment:
                 topic = Topic(environment, environment.metadata.topics.get(options.topic))

@@ -1,7 +1,7 @@
 """Errors as Spark shows them: it prints the whole traceback above the message.
 
 An error of this project says what happened and what to do, so its traceback and its causes are cut. Those of faults of
-the program stay.
+the program stay. The errors of the client are imported when an error is raised: tasks need no HTTP library to read.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from functools import wraps
 from inspect import isfunction
 from typing import Any, TypeVar
 
-from compactor.client.errors import ClientError
 from storage.errors import CompactorError
 
 Kind = TypeVar("Kind")
-_EXPLAINED = (CompactorError, ClientError)
 
 
 def brief_errors(kind: type[Kind]) -> type[Kind]:
@@ -36,7 +34,9 @@ def _with_brief_errors(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             result = method(*arguments, **named)
-        except _EXPLAINED as error:
+        except Exception as error:
+            if not _is_explained(error):
+                raise
             raise error.with_traceback(None) from None
         return _iterate_with_brief_errors(result) if isinstance(result, Iterator) else result
 
@@ -47,5 +47,14 @@ def _iterate_with_brief_errors(rows: Iterator[Any]) -> Iterator[Any]:
     """Yield all items of an iterator, and raise errors of the project without traceback and cause."""
     try:
         yield from rows
-    except _EXPLAINED as error:
+    except Exception as error:
+        if not _is_explained(error):
+            raise
         raise error.with_traceback(None) from None
+
+
+def _is_explained(error: Exception) -> bool:
+    """Return whether an error is one of this project, which states what happened and what to do."""
+    from compactor.client.errors import ClientError
+
+    return isinstance(error, CompactorError | ClientError)

@@ -5,6 +5,9 @@ sealed ledger or a segment each, one task a piece. Tasks read the object store, 
 their log directory; they need no database. With the option `url` driver and tasks ask a service instead
 (service_scan.py). Rows travel as Arrow batches. Filters on offset, publish time and key leave out parts, ledgers and
 row groups; Spark filters the rows again.
+
+Every Python worker of Spark imports this module, and pays for its imports in memory, in the time of its first task, and
+in the garbage collection after each. So methods import what only a driver or a write needs.
 """
 
 from __future__ import annotations
@@ -20,12 +23,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from api.spark.batch_reader import TopicReader
-from api.spark.batch_writer import TopicWriter, check_written_columns
 from api.spark.brief_errors import brief_errors
 from api.spark.read_columns import DEFAULT_COLUMNS, SPARK_TYPES
 from api.spark.source_options import SourceOptions
-from api.spark.stream_reader import TopicStreamReader
-from api.spark.topic_write import TopicWrite
 from storage.errors import InvalidInput
 
 NAME = "compactor"
@@ -50,6 +50,8 @@ class CompactorDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query. Raises InvalidInput."""
+        from api.spark.stream_reader import TopicStreamReader
+
         options = SourceOptions.parse_for_read(self.options)
         if options.service is not None:
             raise InvalidInput("a stream does not read by a service", "leave out url, and name database and store")
@@ -57,6 +59,9 @@ class CompactorDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Begin a write and return its writer. Raises InvalidInput, LeaseHeld."""
+        from api.spark.batch_writer import TopicWriter, check_written_columns
+        from api.spark.topic_write import TopicWrite
+
         if overwrite:
             raise InvalidInput(
                 "a topic cannot be overwritten: it is a log, and its readers keep their positions in it",

@@ -12,16 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compactor.client import Client, ClientError, Topic, connect
 from storage.errors import InvalidInput, Unavailable
 from storage.model import TopicName
 from storage.positions import CompactedProgress, ContinuationToken, StartOffset, StartPosition
 from storage.reading.scan import ScanRange
+
+if TYPE_CHECKING:
+    from compactor.client import Client, Topic
 
 DEFAULT_PARTITIONS = 8
 """The maximum number of pieces of the compacted messages, and of the raw ones."""
@@ -38,6 +40,8 @@ class Service:
 
     def connect(self) -> Client:
         """Return an HTTP client of the service. Raises InvalidInput for an invalid URL or token."""
+        from compactor.client import connect
+
         try:
             return connect(self.url, token=self.token)
         except ValueError as error:
@@ -98,6 +102,8 @@ class ServicePiece:
 
     def _read_batches(self, topic: Topic) -> Iterator[pa.RecordBatch]:
         """Read messages from `first` on, as many as the piece has offsets, and yield them in batches."""
+        from compactor.client import ClientError
+
         start = self.first if self.compacted is None else self.compacted.start_token(self.first)
         read = topic.read(compacted=self.compacted is not None, start=start, limit=self.end - self.first)
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -25,7 +25,9 @@ from api.spark.read_columns import ReadColumns
 from api.spark.source_options import SourceOptions
 from storage.errors import Conflict
 from storage.reading.scan import END, ScanRange
-from storage.topic import Topic
+
+if TYPE_CHECKING:
+    from storage.topic import Topic
 
 
 @brief_errors
@@ -98,6 +100,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @contextmanager
     def _open_topic(self) -> Iterator[Topic]:
+        from storage.topic import Topic
+
         with open_for_reading(self._options.load_settings()) as environment:
             yield Topic(environment, environment.metadata.topics.get(self._options.topic))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import reduce
@@ -38,6 +41,7 @@ from storage.reading.scan import ScanRange
 from storage.reading.snapshot_reader import SnapshotReader
 from tests.workbench import Workbench, content
 
+REPOSITORY = Path(__file__).parents[4]
 NOON = datetime(2026, 11, 28, 12, 0, 0, 1500, tzinfo=UTC)
 NOON_MS = 1_795_867_200_001
 
@@ -115,6 +119,25 @@ def test_filters_hold_together_and_spark_applies_them_again() -> None:
     together = reduce(narrow_scan_range, filters, ScanRange())
     assert together == ScanRange(4, 9, keys=frozenset([b"a"]))
     assert narrow_scan_range(together, EqualTo(("key",), b"b")).keys == frozenset()
+
+
+TASK = """
+import gc, pickle, sys
+source, reader, piece = pickle.load(sys.stdin.buffer)
+rows = sum(map(len, reader.read(piece)))
+print(rows, gc.get_freeze_count() > 0, *sorted({"sqlalchemy", "httpx", "boto3"} & set(sys.modules)))
+"""
+
+
+def test_a_task_needs_no_libraries_of_databases_or_http(bench: Workbench, tmp_path: Path) -> None:
+    """Spark's Python workers collect garbage after each task: few modules are loaded, and those are exempt."""
+    bench.append(bench.topic(), [content((b"a", b"1"))])
+    places = {"database": f"sqlite:///{tmp_path / 'metadata.db'}", "store": (tmp_path / "objects").as_uri()}
+    source = CompactorDataSource({"path": "t", "data": str(tmp_path), **places})
+    reader = source.reader(StructType([StructField("offset", LongType())]))
+    task = pickle.dumps((source, reader, *reader.partitions()))
+    ended = subprocess.run([sys.executable, "-c", TASK], input=task, cwd=REPOSITORY, capture_output=True, check=True)
+    assert ended.stdout.decode() == "1 True\n"
 
 
 def test_the_columns_are_those_of_a_message() -> None:
