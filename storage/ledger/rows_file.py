@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -186,6 +186,13 @@ class RowsWriter:
         self._object.__exit__(type(error), error, error.__traceback__)
 
 
+class _ConstantArray(NamedTuple):
+    """A column that holds one value in every row."""
+
+    value: Any
+    array: pa.Array
+
+
 class RowsReader:
     """A reader of one rows object by row group. Every byte that it returns was checked.
 
@@ -207,6 +214,7 @@ class RowsReader:
         self._ahead: Iterator[memoryview] = iter(())
         self._scratch = bytearray()
         self._known_constants: dict[int, dict[str, Any]] = {}
+        self._constant_arrays: dict[str, _ConstantArray] = {}
         self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
         self._absent = dict.fromkeys(set(rows.SCHEMA.names) - set(self._file.schema_arrow.names))
         """Columns that the object lacks, because it is older than they are: null in every row."""
@@ -264,7 +272,7 @@ class RowsReader:
         """Return the rows of row group `group`, with all columns or only `columns`, in the order of `columns`."""
         names = columns or rows.SCHEMA.names
         decoded = self._decode_columns(group, names, None)
-        return _assemble_table(names, [decoded], self._constant_columns(group, names), self.groups[group].rows)
+        return self._assemble_table(names, [decoded], self._constant_columns(group, names), self.groups[group].rows)
 
     def decoded_bytes(self, group: int) -> int:
         """Return the approximate bytes of a row group in memory, by its metadata."""
@@ -284,7 +292,7 @@ class RowsReader:
             group, own = self.groups[number], self._constant_columns(number, rows.SCHEMA.names)
             full = size >= rows.GROUP_BYTES or count + len(positions) > rows.GROUP_ROWS
             if pieces and (full or own != constants):
-                yield _assemble_table(rows.SCHEMA.names, pieces, constants, count)
+                yield self._assemble_table(rows.SCHEMA.names, pieces, constants, count)
                 pieces, count, size = [], 0, 0
             constants = own
             pieces.append(
@@ -293,7 +301,7 @@ class RowsReader:
             count += len(positions)
             size += self._metadata.row_group(number).total_byte_size * len(positions) // group.rows
         if pieces:
-            yield _assemble_table(rows.SCHEMA.names, pieces, constants, count)
+            yield self._assemble_table(rows.SCHEMA.names, pieces, constants, count)
 
     def announce_row_groups(self, groups: Sequence[int], *, ahead: bool = False) -> None:
         """Announce the row groups that will be read, ascending, so that neighbours may be read in one ranged read.
@@ -418,22 +426,30 @@ class RowsReader:
                 )
         return {name: known[name] for name in columns if known[name] is not _VARIES}
 
+    def _assemble_table(
+        self, columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int
+    ) -> pa.Table:
+        """Return the decoded columns of `pieces`, one after the other, with the constant ones rebuilt."""
+        decoded = pa.concat_tables(pieces)
+        created = [
+            self._constant_array(name, constants[name], count) if name in constants else decoded.column(name)
+            for name in columns
+        ]
+        return pa.table(created, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
+
+    def _constant_array(self, name: str, value: Any, count: int) -> pa.Array:
+        """Return a column that holds `value` in `count` rows. Row groups with the same value share its memory."""
+        built = self._constant_arrays.get(name)
+        if built is None or built.value != value or len(built.array) < count:
+            built = self._constant_arrays[name] = _ConstantArray(value, rows.constant_column(value, name, count))
+        return built.array.slice(0, count)
+
     def _checksum_error(self, what: str) -> ObjectDamaged:
         return ObjectDamaged(
             f"{what} of {self._stored.name} does not match its checksum",
             damaged_object_advice(self._stored.name),
             is_public=True,
         )
-
-
-def _assemble_table(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:
-    """Return the decoded columns of `pieces`, one after the other, with the constant ones rebuilt."""
-    decoded = pa.concat_tables(pieces)
-    created = [
-        rows.constant_column(constants[name], name, count) if name in constants else decoded.column(name)
-        for name in columns
-    ]
-    return pa.table(created, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
 
 
 def _group_start(group: Any) -> int:

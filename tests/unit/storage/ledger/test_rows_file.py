@@ -137,6 +137,19 @@ def test_a_column_of_one_value_is_read_as_it_was_written(object_store: ObjectSto
     assert read(object_store, write(object_store, table)).to_pylist() == table.to_pylist()
 
 
+def test_row_groups_with_the_same_value_of_a_column_share_its_memory(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "GROUP_ROWS", 2)
+    values = ["p", "p", None, None, "q", "q", "q", "q", "q"]
+    table = small_rows(len(values))
+    table = table.set_column(rows.SCHEMA.get_field_index("producer"), "producer", pa.array(values, pa.string()))
+    groups = [group.column("producer") for group in RowsReader(object_store, write(object_store, table))]
+    assert [group.to_pylist() for group in groups] == [["p", "p"], [None, None], ["q", "q"], ["q", "q"], ["q"]]
+    characters = [group.chunk(0).buffers()[2].address for group in groups[2:]]
+    assert len(set(characters)) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
