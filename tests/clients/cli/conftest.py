@@ -61,11 +61,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 
 class InsteadOfSpark(InProcessEngine):
-    """An engine that is closed as one on a session of its own is."""
+    """An engine whose session ends as that of one on a session of its own does."""
 
     engine_choice = "instead of Spark"
 
-    def close(self) -> None:
+    def stop_session(self) -> None:
         return
 
 
