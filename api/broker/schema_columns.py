@@ -147,7 +147,10 @@ def _key_and_value_schemas(pair: SchemaRecord) -> tuple[SchemaRecord, SchemaReco
 
 
 def _column_by_newest_schema(name: str, versions: Sequence[SchemaRecord]) -> Column | None:
-    """Return a column decoded by the newest version of a schema; None: its type does not describe the bytes."""
+    """Return a column of the type that the newest version of a schema has; None: that type does not describe the bytes.
+
+    Older versions serve to decode the Avro records that were written by them.
+    """
     newest = versions[-1]
     kind = type_name(newest.type)
     if kind in _NUMBERS or kind in _TIMES:

@@ -162,6 +162,6 @@ def redirect(path: str, **query: object) -> Response:
     return RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303, HEADERS)
 
 
-def redirect_to_topic(topic: TopicName, place: str = "", **query: object) -> Response:
-    """Return the response that redirects a browser to a page of a topic. `place`: the end of its path."""
-    return redirect(topic_path(topic) + place, **query)
+def redirect_to_topic(topic: TopicName, subpath: str = "", **query: object) -> Response:
+    """Return the response that redirects a browser to a page of a topic. `subpath`: the end of its path."""
+    return redirect(topic_path(topic) + subpath, **query)

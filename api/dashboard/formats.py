@@ -181,8 +181,8 @@ def _decode_text(data: bytes, is_cut: bool) -> str | None:
     return None if "\0" in decoded else decoded
 
 
-def chart_slice(index: int, height: int, text: str) -> Markup:
-    """Draw an invisible slice of a chart, one unit wide, with a text that a browser shows for it."""
+def chart_tooltip(index: int, height: int, text: str) -> Markup:
+    """Return an invisible slice of a chart, one unit wide, with a text that a browser shows over it."""
     return Markup('<rect x="{}" y="0" width="1" height="{}" class="slice"><title>{}</title></rect>').format(
         index, height, text
     )

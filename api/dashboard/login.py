@@ -58,10 +58,10 @@ async def log_out(request: Request) -> Response:
     return answer
 
 
-def _local_path(place: str) -> str:
+def _local_path(encoded_url: str) -> str:
     """Return the path of an encoded URL if it is one of this service, else `/`."""
     try:
-        path = urlsplit(place).path
+        path = urlsplit(encoded_url).path
     except ValueError:
         return "/"
     return quote(path, safe="/%") if path.startswith("/") and not path.startswith("//") else "/"

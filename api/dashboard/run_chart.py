@@ -19,7 +19,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from api.dashboard.formats import chart_slice, count, duration, size, time
+from api.dashboard.formats import chart_tooltip, count, duration, size, time
 
 Run = Mapping[str, Any]
 """The document of a run."""
@@ -192,7 +192,7 @@ def _draw_panel(scheme: PanelScheme, runs: Sequence[Run], texts: Sequence[str]) 
         Markup('<path d="M0 {}h{}" class="axis"/>').format(_HEIGHT, len(runs)),
         *(_draw_state_strip(index, run, share) for index, run in enumerate(runs) if run["state"] in MARKED),
         *(Markup('<path d="{}" class="{}"/>').format(path, kind) for kind, path in paths.items()),
-        *(chart_slice(index, _HEIGHT + _STRIP, text) for index, text in enumerate(texts)),
+        *(chart_tooltip(index, _HEIGHT + _STRIP, text) for index, text in enumerate(texts)),
     ]
     svg = Markup(
         '<svg class="panel" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from api.dashboard.formats import chart_slice, count
+from api.dashboard.formats import chart_tooltip, count
 
 SLICES = 200
 LABELS = 6
@@ -174,7 +174,7 @@ def draw_picture(
                 _draw_columns(GARBAGE, divided, lambda item: _BOTTOM - item.column_height(LIVE)),
                 _draw_columns(SEALED, divided, lambda _: _HEIGHT),
                 _draw_columns(UNSEALED, divided, lambda item: _HEIGHT - item.column_height(SEALED)),
-                *(chart_slice(index, _BOTTOM, text) for index, text in enumerate(texts)),
+                *(chart_tooltip(index, _BOTTOM, text) for index, text in enumerate(texts)),
             ]
         ),
     )

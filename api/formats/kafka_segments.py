@@ -188,7 +188,7 @@ class PartitionReader:
             end = position
             for batch in read_batches(data, position, verify=verify):
                 yield batch
-                end = batch.end
+                end = batch.end_position
             if end == position:
                 self._record_torn_end(number, position)
                 return

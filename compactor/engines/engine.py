@@ -94,7 +94,7 @@ class Progress(Protocol):
         return
 
     def report_tasks_done_in_phase(self, done: int) -> None:
-        """Report the approximate number of finished tasks of the phase, counted from its start."""
+        """Report `done`, the approximate number of finished tasks of the active phase."""
         return
 
     def end(self) -> None:

@@ -66,7 +66,7 @@ class Batch:
     event_time: int
 
     @property
-    def uniform_message_size(self) -> int:
+    def possible_uniform_size(self) -> int:
         """The size in bytes of each message, if all messages of the batch can have the same size; 0: they cannot."""
         size, rest = divmod(len(self.data), self.count)
         return 0 if rest else size
@@ -119,12 +119,12 @@ def _group_neighbours(batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
     for number, batch in enumerate(batches):
         is_full = messages >= _BLOCK_MESSAGES or size >= _BLOCK_BYTES
         if number > first and (
-            is_full or (message_size not in (0, batch.uniform_message_size) and messages >= _EVEN_MESSAGES)
+            is_full or (message_size not in (0, batch.possible_uniform_size) and messages >= _EVEN_MESSAGES)
         ):
             yield batches[first:number]
             first, messages, size = number, 0, 0
         message_size = (
-            batch.uniform_message_size if number == first or batch.uniform_message_size == message_size else 0
+            batch.possible_uniform_size if number == first or batch.possible_uniform_size == message_size else 0
         )
         messages, size = messages + batch.count, size + len(batch.data)
     yield batches[first:]
@@ -134,7 +134,7 @@ def _decode_group(end: int, batches: Sequence[Batch]) -> DecodedBatches:
     """Decode neighbouring batches together; return their messages, and which of the batches were decoded. `end`: the
     number of the batch after them."""
     data = b"".join([*(batch.data for batch in batches), _PADDING])
-    sizes = {batch.uniform_message_size for batch in batches}
+    sizes = {batch.possible_uniform_size for batch in batches}
     columns = _decode_uniform_batches(batches, data, sizes.pop()) if len(sizes) == 1 else None
     if columns is not None:
         return DecodedBatches(end, columns, np.ones(len(batches), bool))

@@ -69,7 +69,7 @@ def _read_wrapped_messages(batch: RecordBatch, value: bytes) -> Iterator[tuple[R
             if message.magic != batch.magic or message.codec:
                 raise damaged_batch_error(batch, "holds a message of another format")
             yield message, _parse_message(message)
-            end = message.end
+            end = message.end_position
     except InvalidRecord as error:
         raise damaged_batch_error(batch, f"holds a damaged message: {error.message}") from error
     if end != len(data):

@@ -66,7 +66,7 @@ class RecordBatch(NamedTuple):
     leader_epoch: int = -1
 
     @property
-    def end(self) -> int:
+    def end_position(self) -> int:
         """The position after the batch's last byte."""
         return self.position + len(self.data)
 
@@ -96,19 +96,20 @@ class RecordBatch(NamedTuple):
         return self.data[_V2.size :]
 
 
-def batch_bytes(data: bytes | memoryview, position: int, at: int = 0) -> int | None:
+def batch_bytes(data: bytes | memoryview, data_position: int, at: int = 0) -> int | None:
     """Return the size of the batch that begins at `at` in `data`; None: `data` ends before its magic.
 
-    `position`: of `data`, for errors. Raises InvalidRecord for a size or a magic that no batch has.
+    `data_position`: of `data` in its file or answer, for errors. Raises InvalidRecord for a size or a magic that no
+    batch has.
     """
     if at + PREFIX_BYTES > len(data):
         return None
     size: int = _SIZED_FROM + _SIZE.unpack_from(data, at + 8)[0]
     magic = data[at + 16]
     if magic not in _LEAST_BYTES:
-        raise _damaged_batch_error_at(position + at, f"has the format {magic}, and 0, 1 and 2 are known")
+        raise _damaged_batch_error_at(data_position + at, f"has the format {magic}, and 0, 1 and 2 are known")
     if not _LEAST_BYTES[magic] <= size <= _MOST_BYTES:
-        raise _damaged_batch_error_at(position + at, f"claims {size} bytes")
+        raise _damaged_batch_error_at(data_position + at, f"claims {size} bytes")
     return size
 
 
@@ -119,18 +120,18 @@ def is_preallocated(data: bytes | memoryview, at: int = 0) -> bool:
     return bool(start) and not any(start)
 
 
-def read_batches(data: bytes | memoryview, position: int = 0, *, verify: bool = True) -> Iterator[RecordBatch]:
+def read_batches(data: bytes | memoryview, data_position: int = 0, *, verify: bool = True) -> Iterator[RecordBatch]:
     """Yield the whole batches in `data`, up to one that ends after it, or to zeros.
 
-    The caller knows if more must follow. `position`: of `data` in its file or answer. `verify`: compare checksums.
+    The caller knows if more must follow. `data_position`: of `data` in its file or answer. `verify`: compare checksums.
     Raises InvalidRecord.
     """
     view, at = memoryview(data), 0
     while not is_preallocated(data, at):
-        size = batch_bytes(data, position, at)
+        size = batch_bytes(data, data_position, at)
         if size is None or at + size > len(data):
             return
-        batch = _parse_batch(view[at : at + size], position + at)
+        batch = _parse_batch(view[at : at + size], data_position + at)
         if verify:
             _verify_checksum(batch)
         yield batch

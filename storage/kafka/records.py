@@ -149,14 +149,14 @@ def _locate_records(data: bytes, words: I64, content_ends: I64, counts: I64) -> 
     """
     located = np.zeros(int(counts.sum()), np.int64)
     begins, rows = np.append(0, content_ends[:-1]), np.cumsum(counts) - counts
-    rest = _UnlocatedRecords(begins, content_ends, rows, counts).select(counts > 0)
+    rest = _UnlocatedRecords(begins, content_ends, rows, counts).select_batches(counts > 0)
     alone: list[_UnlocatedRecords] = []
     while len(rest.rows) >= _TOGETHER:
         runs, sizes = _locate_equal_sizes(located, words, rest, np.minimum(rest.counts, _LONGEST_RUN))
         rest = rest.without_first(runs, sizes)
         has_one_size = runs >= _RUN
-        alone.append(rest.select(~has_one_size & (rest.counts > 0)))
-        rest = rest.select(has_one_size & (rest.counts > 0))
+        alone.append(rest.select_batches(~has_one_size & (rest.counts > 0)))
+        rest = rest.select_batches(has_one_size & (rest.counts > 0))
     rest = _UnlocatedRecords(*(np.concatenate(columns) for columns in zip(*alone, rest, strict=True)))
     if int((rest.ends - rest.begins).sum()) < _SMALL * int(rest.counts.sum()):
         rest = _locate_by_zeros(located, data, words, rest)
@@ -175,7 +175,7 @@ class _UnlocatedRecords(NamedTuple):
     rows: I64
     counts: I64
 
-    def select(self, chosen: Flags) -> _UnlocatedRecords:
+    def select_batches(self, chosen: Flags) -> _UnlocatedRecords:
         """Return the batches of a mask."""
         return _UnlocatedRecords(*(column[chosen] for column in self))
 
@@ -252,7 +252,7 @@ def _locate_by_zeros(located: I64, data: bytes, words: I64, rest: _UnlocatedReco
     rows = np.arange(len(numbers)) + np.repeat(rest.rows[fits] - batch_rows, counts)
     located[rows[chosen]] = at[numbers[chosen]]
     fits[fits] = is_chain
-    return rest.select(~fits)
+    return rest.select_batches(~fits)
 
 
 def _locate_in_batch(located: I64, data: bytes, at: int) -> None:

@@ -46,11 +46,13 @@ def reserve_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
     log.lost_ids_reserved.set()
 
 
-def _headers_without_row(folder: Path, named: Collection[int]) -> Iterator[SegmentHeader]:
-    """Yield the headers of the segment files in a topic's folder that no database row names. `named`: the first offsets
-    that rows name. An unreadable header is logged."""
+def _headers_without_row(folder: Path, known_first_offsets: Collection[int]) -> Iterator[SegmentHeader]:
+    """Yield the headers of the segment files in a topic's folder that no database row names.
+
+    `known_first_offsets`: those of the segments that have a row. An unreadable header is logged.
+    """
     for first in first_offsets_in(folder):
-        if first in named:
+        if first in known_first_offsets:
             continue
         files = SegmentPaths(folder, first)
         try:

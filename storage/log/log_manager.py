@@ -236,24 +236,24 @@ class LogManager:
             return False
         return any(service.log_uid == segment.log_uid for service in self.environment.metadata.services.live())
 
-    def seal(self, topic: TopicRecord, *, include_abandoned: bool = False) -> Iterator[LedgerRecord]:
+    def seal(self, topic: TopicRecord, *, retry_abandoned: bool = False) -> Iterator[LedgerRecord]:
         """Seal the rolled segments of a topic, the oldest first, and yield their ledgers.
 
         Another sealer's segments are left to it. Segments that are rolled meanwhile are left to the next call, so this
         ends at any rate of appends. A segment that is damaged, or was abandoned, is skipped; after all others, DataLoss
-        or Misconfigured is raised for it. `include_abandoned`: seal abandoned segments, too.
+        or Misconfigured is raised for it. `retry_abandoned`: also seal segments that were tried too often.
         """
-        yield from self._seal_below(topic, self._end_of_rolled_segments(topic), include_abandoned=include_abandoned)
+        yield from self._seal_below(topic, self._end_of_rolled_segments(topic), retry_abandoned=retry_abandoned)
 
     def seal_accepting_loss(self, topic: TopicRecord) -> Iterator[RecoveredLedger]:
-        """Seal all rolled segments, as `seal` does with `include_abandoned`; of a damaged or missing one, only the
+        """Seal all rolled segments, as `seal` does with `retry_abandoned`; of a damaged or missing one, only the
         readable entries. Yield each ledger with its number of lost messages.
 
         The rest of such a segment is lost forever: only for an operator who accepts that.
         """
         end = self._end_of_rolled_segments(topic)
         while (
-            claimed := self._claim_oldest(topic, self._local_rolled_segments(topic, end), end, include_abandoned=True)
+            claimed := self._claim_oldest(topic, self._local_rolled_segments(topic, end), end, retry_abandoned=True)
         ) is not None:
             yield self._seal_segment(topic, *claimed, accept_loss=True)
 
@@ -263,11 +263,11 @@ class LogManager:
             (segment.content.last_offset + 1 for segment in self.rolled_segments(topic) if segment.content), default=0
         )
 
-    def _seal_below(self, topic: TopicRecord, end: int, *, include_abandoned: bool = False) -> Iterator[LedgerRecord]:
+    def _seal_below(self, topic: TopicRecord, end: int, *, retry_abandoned: bool = False) -> Iterator[LedgerRecord]:
         damaged: dict[int, DataLoss] = {}
         while True:
             waiting = self._local_rolled_segments(topic, end)
-            claimed = self._claim_oldest(topic, waiting, end, damaged, include_abandoned=include_abandoned)
+            claimed = self._claim_oldest(topic, waiting, end, damaged, retry_abandoned=retry_abandoned)
             if claimed is None:
                 break
             segment, attempt = claimed
@@ -279,7 +279,7 @@ class LogManager:
             yield sealed.ledger
         if damaged:
             raise next(iter(damaged.values()))
-        self._check_abandoned(topic, waiting)
+        self._check_none_tried_too_often(topic, waiting)
 
     def _local_rolled_segments(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
         """Return the rolled segments below the offset `end` whose files are in this process's log directory."""
@@ -293,28 +293,28 @@ class LogManager:
         end: int,
         damaged: Collection[int] = (),
         *,
-        include_abandoned: bool = False,
+        retry_abandoned: bool = False,
     ) -> tuple[SegmentRecord, Attempt] | None:
         """Claim the oldest segment that may be sealed here; return the segment and the attempt. None: there is none,
         and nothing is written."""
         others = {
             *damaged,
-            *(segment.ledger_id for segment in waiting if self._is_left_to_sealer(segment)),
+            *(segment.ledger_id for segment in waiting if self._needs_sealer_process(segment)),
         }
-        abandoned = () if include_abandoned else self._abandoned_segments(topic, waiting)
+        abandoned = () if retry_abandoned else self._segments_tried_too_often(topic, waiting)
         if all(segment.ledger_id in others or segment in abandoned for segment in waiting):
             return None
         uid = self.environment.log.known_uid
         assert uid is not None, "a segment is in it"
         StoreIdentity(self.environment.metadata, self.environment.store).check_or_bind()
         claimed = self.environment.metadata.sealing.claim(
-            topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, include_abandoned=include_abandoned
+            topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, retry_abandoned=retry_abandoned
         )
         if claimed is not None:
             failpoint(Failpoint.SEAL_CLAIMED)
         return claimed
 
-    def _is_left_to_sealer(self, segment: SegmentRecord) -> bool:
+    def _needs_sealer_process(self, segment: SegmentRecord) -> bool:
         """Return whether only the process that `wake_sealer` wakes may seal a segment: it is large, or may be encoded
         in advance there."""
         log = self.environment.log
@@ -323,9 +323,9 @@ class LogManager:
         may_be_prepared = log.has_preparation and segment.content is not None and segment.content.size >= PIECE_BYTES
         return may_be_prepared or not _is_cheap_to_seal(segment)
 
-    def _check_abandoned(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
+    def _check_none_tried_too_often(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
         """Raise Misconfigured for a segment whose sealing was tried too often, unless the last try may still run."""
-        for segment in self._abandoned_segments(topic, waiting):
+        for segment in self._segments_tried_too_often(topic, waiting):
             if segment.content is not None:
                 raise Misconfigured(
                     f"the segment {segment.ledger_id} of {topic.name} ({segment.content.messages} messages, "
@@ -335,7 +335,7 @@ class LogManager:
                     is_public=True,
                 )
 
-    def _abandoned_segments(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
+    def _segments_tried_too_often(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
         """Return the segments whose sealing was tried too often, except those whose last sealer still lives."""
         too_often = [segment for segment in waiting if segment.has_exceeded_sealing_tries]
         if not too_often:

@@ -28,7 +28,7 @@ _SET_ASIDE = re.compile(r"\d{20}\.aside-\d+\.(log|index|end)")
 _log = logging.getLogger(__name__)
 
 
-def segment_sizes_in(folder: Path) -> dict[int, int]:
+def segment_sizes_by_offset(folder: Path) -> dict[int, int]:
     """Return the size of each segment's `.log` by its first offset, in the order of offsets; 0: only side files exist.
 
     Empty if the folder does not exist.
@@ -40,7 +40,7 @@ def segment_sizes_in(folder: Path) -> dict[int, int]:
                 first = int(match[1])
                 sizes[first] = max(sizes.get(first, 0), file.stat().st_size if match[2] == "log" else 0)
     except FileNotFoundError:  # another sweeper has removed the file, or the folder
-        return segment_sizes_in(folder) if folder.is_dir() else {}
+        return segment_sizes_by_offset(folder) if folder.is_dir() else {}
     return dict(sorted(sizes.items()))
 
 
@@ -60,7 +60,7 @@ def holds_data(size: int) -> bool:
 
 def first_offsets_with_data(folder: Path) -> list[int]:
     """Return the first offsets, ascending, of the segments in a folder whose files hold data (`holds_data`)."""
-    return [first for first, size in segment_sizes_in(folder).items() if holds_data(size)]
+    return [first for first, size in segment_sizes_by_offset(folder).items() if holds_data(size)]
 
 
 def read_segment_header(files: SegmentPaths) -> SegmentHeader | str:

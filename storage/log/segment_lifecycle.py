@@ -160,8 +160,8 @@ class SegmentLifecycle:
             )
         return row
 
-    def open_segment_for(self, entry: bytes) -> SegmentWriter:
-        """Open a new segment that can take `entry`, and return its writer; the entry is not appended. Raises
+    def create_segment_for(self, entry: bytes) -> SegmentWriter:
+        """Create a segment that can take `entry`, and return its writer; the entry is not appended. Raises
         InvalidRecord, Fenced, LeaseHeld."""
         self._policies = self._metadata.policies.effective(self._topic)
         self._writer_options.read_valid_header(entry, self._clock.now_ms())
@@ -205,7 +205,7 @@ class SegmentLifecycle:
         finally:
             writer.close()  # not before: until its row is rolled, another process may take the segment for an open one
 
-    def is_full(self, writer: SegmentWriter) -> bool:
+    def must_roll_before_append(self, writer: SegmentWriter) -> bool:
         """Return whether the segment must be rolled before the next append: by its size, its content or its age."""
         limit = self._policies.segment_bytes
         return (

@@ -21,7 +21,7 @@ from storage.environment import Environment
 from storage.errors import CompactorError, ErrorText, LeaseHeld, TopicNotFound
 from storage.failpoints import Failpoint, failpoint
 from storage.file_modes import sync_folder
-from storage.log.orphan_segments import files_set_aside, holds_data, segment_sizes_in, set_aside_files
+from storage.log.orphan_segments import files_set_aside, holds_data, segment_sizes_by_offset, set_aside_files
 from storage.log.segment import SegmentPaths
 from storage.metadata.policy_store import enclosing_scope
 from storage.metadata.records import TopicRecord
@@ -67,7 +67,7 @@ class LogSweep:
                 owner_now = living.get(folder.name)
                 with _collecting_disk_errors(str(owner_now.name) if owner_now else folder.name, errors):
                     if owner_now is not None:
-                        removed += self._remove_orphans(owner_now, errors)
+                        removed += self._sweep_files_without_row(owner_now, errors)
                     else:
                         removed += self._remove_deleted_topic(folder, now, errors)
         return removed
@@ -86,7 +86,7 @@ class LogSweep:
         if deleted.deleted_at > now - policies.file_delete_delay_ms:
             return 0
         removed = 0
-        for first in segment_sizes_in(folder):
+        for first in segment_sizes_by_offset(folder):
             with _collecting_disk_errors(folder.name, failed):
                 SegmentPaths(folder, first).remove()
                 removed += 1
@@ -99,7 +99,7 @@ class LogSweep:
             folder.rmdir()
         return removed
 
-    def _remove_orphans(self, topic: TopicRecord, failed: dict[str, ErrorText]) -> int:
+    def _sweep_files_without_row(self, topic: TopicRecord, failed: dict[str, ErrorText]) -> int:
         """Remove empty segment files below the topic's end that no database row names; return their number.
 
         Files that hold messages are kept (orphan_segments.py): from the topic's end on they are adopted, below it set
@@ -107,7 +107,7 @@ class LogSweep:
         that a live writer creates is at or after the end, and has a row before it holds messages.
         """
         folder = self.environment.log.topic_folder(topic.uid)
-        sizes = segment_sizes_in(folder)
+        sizes = segment_sizes_by_offset(folder)
         named = {segment.first_offset for segment in self.environment.metadata.segments.of_topic(topic.id)}
         removed = 0
         for first, size in sizes.items():

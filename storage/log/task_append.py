@@ -85,7 +85,7 @@ def write_ledgers(
     sealer = Sealer(store, topic.uid, topic.name.partition, hasher, append.attempt.attempt_id)
     written: list[LedgerRecord] = []
     try:
-        for _, pieces in groupby(_number_ledgers(tables, append), itemgetter(0)):
+        for _, pieces in groupby(_cut_into_numbered_ledgers(tables, append), itemgetter(0)):
             tables_of_ledger = _to_ledger_rows(map(itemgetter(1), pieces), append.now)
             written.append(sealer.seal_unplaced(tables_of_ledger, task_number, append.now))
     except BaseException:
@@ -97,7 +97,7 @@ def write_ledgers(
     return tuple(written)
 
 
-def _number_ledgers(tables: Iterable[pa.Table], append: TaskAppend) -> Iterator[tuple[int, pa.Table]]:
+def _cut_into_numbered_ledgers(tables: Iterable[pa.Table], append: TaskAppend) -> Iterator[tuple[int, pa.Table]]:
     """Cut tables at the ends of ledgers, and yield the pieces, each with the number of its ledger. Raises
     InvalidRecord."""
     number = count = size = before = 0

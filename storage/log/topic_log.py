@@ -79,7 +79,7 @@ class TopicLog:
             self._segments = SegmentLifecycle(self._environment, self._topic, lease)
             with self._lock:
                 self._writer = self._segments.adopt_lost_segments(self._segments.recover())
-            opening.enter_context(self._polling_inside())
+            opening.enter_context(self._rolling_when_due())
             self._open = opening.pop_all()
         return self
 
@@ -147,7 +147,12 @@ class TopicLog:
             return False
         try:
             writer = self._writer
-            if self._fenced is not None or writer is None or writer.failed or self._lifecycle.is_full(writer):
+            if (
+                self._fenced is not None
+                or writer is None
+                or writer.failed
+                or self._lifecycle.must_roll_before_append(writer)
+            ):
                 return False
             if not self._environment.log.is_known_to_have_space:
                 return False
@@ -190,7 +195,7 @@ class TopicLog:
         if old or self._metadata.segments.is_roll_requested(self._topic.id):
             self.roll()
 
-    def _polling_inside(self) -> AbstractContextManager[object]:
+    def _rolling_when_due(self) -> AbstractContextManager[object]:
         """Return a context inside which the log is rolled when that is due, by its renewer or by a thread of its
         own."""
         if self._renewer is None:
@@ -223,11 +228,11 @@ class TopicLog:
         self._check_lease()
         self._environment.log.check_space()
         writer = self._usable_writer()
-        if writer is not None and self._lifecycle.is_full(writer):
+        if writer is not None and self._lifecycle.must_roll_before_append(writer):
             self._roll_writer(writer)
-            writer = self._writer = self._lifecycle.open_segment_for(entry)
+            writer = self._writer = self._lifecycle.create_segment_for(entry)
         elif writer is None:
-            writer = self._writer = self._lifecycle.recover() or self._lifecycle.open_segment_for(entry)
+            writer = self._writer = self._lifecycle.recover() or self._lifecycle.create_segment_for(entry)
         return writer
 
     def _usable_writer(self) -> SegmentWriter | None:

@@ -38,13 +38,13 @@ def claim(
     below_offset: int | None = None,
     excluded_ids: Collection[int] = (),
     *,
-    include_abandoned: bool = False,
+    retry_abandoned: bool = False,
 ) -> tuple[SegmentRecord, Attempt] | None:
     """Claim the oldest unclaimed rolled segment of a log directory, by a new attempt; None: there is none.
 
     `below_offset`: only a segment that begins below this offset; `excluded_ids`: none of these ledger ids. An attempt
     whose heartbeat is `stale_ms` old is finished, and can seal nothing any more. Each claim counts as a try, until
-    `release`, or until the next claim if the process of the claim before lives. `include_abandoned`: also claim a
+    `release`, or until the next claim if the process of the claim before lives. `retry_abandoned`: also claim a
     segment that was tried too often. Raises TopicNotFound.
     """
     topics.lock(connection, topic_id)
@@ -61,7 +61,7 @@ def claim(
         if segment.log_uid == log_uid
         and segment.ledger_id not in excluded_ids
         and (below_offset is None or segment.first_offset < below_offset)
-        and (include_abandoned or not _counted_tries(segment, claims) >= MAX_SEALING_TRIES)
+        and (retry_abandoned or not _counted_tries(segment, claims) >= MAX_SEALING_TRIES)
     )
     free = next((segment for segment in candidates if segment.sealing_attempt_id not in alive), None)
     if free is None:

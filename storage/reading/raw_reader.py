@@ -88,7 +88,7 @@ class RawReader:
             try:
                 if self.next is None:
                     self.next = self._first_seek_position(reader)
-                if self._reset_if_trimmed(reader, self.next):
+                if self._reset_or_end_if_trimmed(reader, self.next):
                     return
                 for table in reader.raw(self.next, self._delivered_to):
                     self._advance_past(last_offset(table))
@@ -115,7 +115,7 @@ class RawReader:
         seek = reader.seek_position(self._start, read_compacted=False)
         return SeekOffset(reader.end) if self._start == LATEST or seek == NOWHERE else seek
 
-    def _reset_if_trimmed(self, reader: SnapshotReader, seek: SeekPosition) -> bool:
+    def _reset_or_end_if_trimmed(self, reader: SnapshotReader, seek: SeekPosition) -> bool:
         """Apply the `OffsetReset` of the read if its next message is trimmed; in a compacted read, set `is_gone`
         instead. Return whether the read ends with that. Raises OffsetOutOfRange."""
         if self._delivered_to + 1 >= reader.first_offset or not reader.is_before_first(seek):

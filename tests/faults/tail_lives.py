@@ -242,7 +242,7 @@ class Parent:
         """Compare in a child, whose changes of the model do not last; return the number of messages."""
         history, topic = self.history, bench.topic()
         if reads is not None:
-            list(topic.log_manager().seal(topic.record, include_abandoned=True))
+            list(topic.log_manager().seal(topic.record, retry_abandoned=True))
             topic.log_manager().roll_and_seal(topic.record)
         stored = list(assemble_messages(topic.read(StartOffset(0)), -1))
         since = history.now()
@@ -358,7 +358,7 @@ def keep(bench: Workbench, chance: random.Random) -> None:
     while True:
         with suppress(Fenced, LeaseHeld, CompactionRunning, NotFound):
             # It is killed by chance, and not by its segment: that is sealed though it looks like a killer of sealers.
-            list(topic.log_manager().seal(topic.record, include_abandoned=True))
+            list(topic.log_manager().seal(topic.record, retry_abandoned=True))
             topic.log_manager().remove_sealed_files()
             if chance.random() < 0.02:
                 bench.compact(topic)

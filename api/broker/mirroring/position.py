@@ -35,10 +35,11 @@ class PositionLost(Conflict):
 
 
 def last_mirrored_offset(storage: Topic, producers: tuple[str, str], start: int | None) -> int | None:
-    """Return the last offset of Kafka that the raw log of a topic has. Reads the log.
+    """Return the last Kafka offset that the raw log holds, by the producer `producers[0]` (the mirror), else
+    `producers[1]` (an import).
 
-    None: the topic never had a message; or no raw message was trimmed, and none is of the mirror that began at `start`.
-    `producers`: the names of the producers of the mirror and of an import. Raises PositionLost.
+    None: the topic never had a message; or `start` is given, the log is whole (nothing was trimmed), and no message is
+    of these producers. Raise PositionLost otherwise.
     """
     reader = storage.snapshot_reader()
     if not reader.end:

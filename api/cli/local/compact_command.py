@@ -211,7 +211,11 @@ class _CompactionCommand:
     def _add_unsealed_messages(
         self, name: TopicName, estimate: dict[str, object] | Exception
     ) -> dict[str, object] | Exception | None:
-        """Add the unsealed messages, which a run seals first, to an estimate; return None if both are empty."""
+        """Return an estimate with the fields `unsealed_messages` and `unsealed_bytes` if the topic has any: a run seals
+        them first.
+
+        None: nothing to compact and nothing unsealed. An error, passed or met, is returned.
+        """
         if isinstance(estimate, Exception):
             return estimate
         from compactor.scheduling.backlog import unsealed_backlog
@@ -257,7 +261,7 @@ class _CompactionCommand:
                 outcomes[name] = Outcome(name, None, error)
                 continue
             if new:
-                self._report_policy_changes(snapshot, policies)
+                self._report_overrides_and_last_run_differences(snapshot, policies)
                 dirty.setdefault(engine, []).append(name)
             else:
                 outcomes[name] = Outcome(name)
@@ -269,7 +273,7 @@ class _CompactionCommand:
 
         return replace(run_policies_from_stored(self.environment.metadata, topic, self.overrides), **self.overrides)
 
-    def _report_policy_changes(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
+    def _report_overrides_and_last_run_differences(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
         """Report options that override a stored policy in this run, and policies that differ from those of the previous
         run: messages that only the previous ones kept are dropped."""
         from compactor.run.run_policies import POLICY_OF, names_of_differing_overrides

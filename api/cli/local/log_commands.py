@@ -90,7 +90,7 @@ def seal_segments(
         remaining: list[CompactorError] = []
         for topic in opened:
             try:
-                _seal_rolled_segments(topic, accept_loss, again=bool(names))
+                _seal_rolled_segments(topic, accept_loss, retry_abandoned=bool(names))
             except (DataLoss, Misconfigured) as error:
                 remaining.append(error)
         if opened:
@@ -105,8 +105,8 @@ def seal_segments(
                 environment.log.check_is_local(topic.name, unsealed)
 
 
-def _seal_rolled_segments(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
-    """Seal the rolled segments of a topic, and report it. `again`: also segments whose sealing was abandoned.
+def _seal_rolled_segments(topic: OpenTopic, accept_loss: bool, *, retry_abandoned: bool = False) -> None:
+    """Seal the rolled segments of a topic, and report it. `retry_abandoned`: also segments whose sealing was abandoned.
 
     Raises DataLoss, Misconfigured.
     """
@@ -114,7 +114,7 @@ def _seal_rolled_segments(topic: OpenTopic, accept_loss: bool, *, again: bool = 
         for remains in topic.log_manager().seal_accepting_loss(topic.record):
             _report_sealed(topic, remains.ledger, remains.lost)
         return
-    for ledger in topic.log_manager().seal(topic.record, include_abandoned=again):
+    for ledger in topic.log_manager().seal(topic.record, retry_abandoned=retry_abandoned):
         _report_sealed(topic, ledger)
 
 

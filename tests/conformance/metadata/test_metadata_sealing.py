@@ -83,7 +83,7 @@ def test_a_sealer_that_lets_go_has_not_tried(store: MetadataStore, topic: TopicR
         store.attempts.finish(attempt.attempt_id)
         assert tries() == number + 1
     assert store.sealing.claim(topic.id, "next", LOG_UID, TTL) is None
-    assert store.sealing.claim(topic.id, "by hand", LOG_UID, TTL, include_abandoned=True) is not None
+    assert store.sealing.claim(topic.id, "by hand", LOG_UID, TTL, retry_abandoned=True) is not None
 
 
 def test_a_sealer_that_stopped_answering_is_fenced_by_the_next(

@@ -406,7 +406,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "sweep-takes-unsealed": Bug(
             "Files below the topic's end are swept though a row names them.",
-            ((LogSweep, "_remove_orphans", _remove_all_below),),
+            ((LogSweep, "_sweep_files_without_row", _remove_all_below),),
         ),
         "commit-not-looked-for": Bug(
             "An import whose COMMIT lost its answer is reported as failed, though its messages are there.",

@@ -14,12 +14,12 @@ SECOND = encode(Batch([Record(8, key=None)]))
 
 def test_headers_of_batches() -> None:
     first, second, control = read_batches(FIRST + SECOND + marker(9, 9, 0), 100)
-    assert (first.position, first.end) == (100, 100 + len(FIRST))
+    assert (first.position, first.end_position) == (100, 100 + len(FIRST))
     assert (first.first_offset, first.last_offset, first.record_count, first.producer_id) == (5, 7, 2, 9)
     assert first.is_transactional
     assert first.has_append_time
     assert not first.is_control
-    assert (second.position, second.first_offset) == (first.end, 8)
+    assert (second.position, second.first_offset) == (first.end_position, 8)
     assert not second.is_transactional
     assert control.is_control
 

@@ -255,7 +255,7 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
     assert bench.segment_states(topic) == ["ROLLED", "SEALED"]
     assert bench.metadata.metrics.counts().abandoned_segments == 1
     assert raw(topic) == before
-    (ledger,) = topic.log_manager().seal(topic.record, include_abandoned=True)
+    (ledger,) = topic.log_manager().seal(topic.record, retry_abandoned=True)
     assert (ledger.ledger_id, raw(topic)) == (1, before)
     assert bench.metadata.metrics.counts().abandoned_segments == 0
 
