@@ -109,7 +109,7 @@ class LossCache:
                 del self._errors[key]
 
 
-def compacted_read_error(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
+def known_compacted_read_error(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
     """Return the error with which compacted reads of a topic fail; None: none is known. Reads the manifest and checks
     the store, but reads no messages. Raises TopicNotFound."""
 
@@ -124,7 +124,7 @@ def compacted_read_error(topic: Topic, store: ObjectStore, losses: LossCache) ->
         return error
 
 
-def raw_read_error(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
+def known_raw_read_error(topic: Topic, store: ObjectStore, losses: LossCache) -> CompactorError | None:
     """Return the cached error of a raw read of a topic, if its object is still missing; None: there is none. Waits for
     the store. Raises TopicNotFound."""
     return losses.current_raw_loss(store, topic.snapshot()) if losses.has_raw_loss(topic.record.id) else None
@@ -145,8 +145,8 @@ def breaks_compacted_reads(error: CompactorError | None) -> bool:
 def is_topic_unreadable(
     compacted: CompactorError | None, raw: CompactorError | None, errors: Iterable[CompactorError] = ()
 ) -> bool:
-    """Return whether reads of a topic fail. `compacted`: the result of `compacted_read_error`; `raw`: that of
-    `raw_read_error`; `errors`: of the reads of a page."""
+    """Return whether reads of a topic fail. `compacted`: the result of `known_compacted_read_error`; `raw`: that of
+    `known_raw_read_error`; `errors`: of the reads of a page."""
     is_manifest = compacted is not None and lost_object(compacted) is None  # it cannot be read for another reason
     known = (compacted, raw, *errors)
     return is_manifest or any(breaks_compacted_reads(error) or breaks_raw_reads(error) for error in known)

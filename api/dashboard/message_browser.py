@@ -20,7 +20,7 @@ from api.broker import names
 from api.broker.broker import Broker
 from api.dashboard.failure import Failure, failure_of_read, lost_object
 from api.dashboard.fields import parse_time
-from api.dashboard.lost_objects import LossCache, compacted_read_error, is_topic_unreadable, raw_read_error
+from api.dashboard.lost_objects import LossCache, is_topic_unreadable, known_compacted_read_error, known_raw_read_error
 from api.http.problems import public_reason
 from api.observability.error_text import PAGE_WITH_STEPS_WORDING
 from storage.clock import Clock
@@ -159,8 +159,8 @@ def message_page(broker: Broker, name: TopicName, query: PageQuery, losses: Loss
     errors: list[CompactorError] = []
     page = _page_of_key(broker, topic, query, errors) if query.key else _page_at_position(broker, topic, query, errors)
     losses.record_losses(topic.record.id, errors)
-    present = compacted_read_error(topic, broker.environment.store, losses)
-    raw = raw_read_error(topic, broker.environment.store, losses)
+    present = known_compacted_read_error(topic, broker.environment.store, losses)
+    raw = known_raw_read_error(topic, broker.environment.store, losses)
     page = replace(page, is_unreadable=is_topic_unreadable(present, raw, errors))
     if present is not None and True in query.view.read_compacted_flags and not _is_partial_loss(present):
         errors.append(present)  # the page may need no message of the compacted ledger

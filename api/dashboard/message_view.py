@@ -15,7 +15,7 @@ from api.broker import schema_values
 from api.broker.broker import Broker
 from api.broker.schema_values import NotDecoded
 from api.broker.schemas import type_name
-from api.dashboard.lost_objects import LossCache, compacted_read_error, is_topic_unreadable, raw_read_error
+from api.dashboard.lost_objects import LossCache, is_topic_unreadable, known_compacted_read_error, known_raw_read_error
 from api.dashboard.message_browser import MessageState, message_state, newest_by_key, open_topic, raw_offsets_text
 from api.dashboard.payload_views import PayloadView, payload_views, with_visible_controls
 from api.dashboard.rendering import MessageNotFound
@@ -87,7 +87,7 @@ def message_view(broker: Broker, name: TopicName, offset: int, losses: LossCache
     undecoded = payload_views(payload, message.payload_size) if payload else []
     store = broker.environment.store
     unreadable = is_topic_unreadable(
-        compacted_read_error(topic, store, losses), raw_read_error(topic, store, losses), errors
+        known_compacted_read_error(topic, store, losses), known_raw_read_error(topic, store, losses), errors
     )
     return MessageView(name, message, state, [*decoded, *undecoded], described, problem, errors, unreadable)
 

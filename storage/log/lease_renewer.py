@@ -47,7 +47,8 @@ class _Watched:
     work: Future[object] | None = field(default=None, init=False)
 
     @property
-    def is_busy(self) -> bool:
+    def has_running_work(self) -> bool:
+        """True while a roll or a fence of this item, which the renewer began, has not ended."""
         return self.work is not None and not self.work.done()
 
 
@@ -157,7 +158,7 @@ class LeaseRenewer:
     def poll_logs(self) -> list[Future[object]]:
         """Check all open logs once for age, requests to roll and deleted topics; return the work that this begins.
         Raises Unavailable, Misconfigured."""
-        logs = [log for log in self._watched_of_type(_OpenLog) if not log.is_busy]
+        logs = [log for log in self._watched_of_type(_OpenLog) if not log.has_running_work]
         if not logs:
             return []
         topic_ids = self._metadata.segments.roll_requests_and_deletions()
@@ -229,7 +230,7 @@ class LeaseRenewer:
         self, watched: AnyWatched, pool: ThreadPoolExecutor, step: Callable[[AnyWatched], object]
     ) -> Future[object] | None:
         with self._lock:
-            if watched not in self._watched or watched.is_busy:
+            if watched not in self._watched or watched.has_running_work:
                 return None
             watched.work = pool.submit(step, watched)
             return watched.work

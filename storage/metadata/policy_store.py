@@ -85,7 +85,7 @@ def change(
         if scope.startswith(_TOPIC) and scope not in topics_by_scope:
             uid = scope.removeprefix(_TOPIC)
             raise TopicNotFound(f"the topic with uid {uid} does not exist (any more)", Advice(AdviceKind.LIST_TOPICS))
-    _queue_topics_for_compaction(connection, scopes, topics_by_scope.values())
+    _queue_compaction_checks(connection, scopes, topics_by_scope.values())
     _delete_values(connection, scopes, removed)
     put(connection, context, scopes, values)
     ensure_compaction_cursors(connection, context, topics_by_scope.values())
@@ -256,14 +256,14 @@ def _lock_topics_of_scopes(connection: Connection, scopes: Collection[str]) -> d
     return {topic_scope(topic): topic for topic in topics.lock_all(connection, ids)}
 
 
-def _queue_topics_for_compaction(
-    connection: Connection, scopes: Collection[str], records: Collection[TopicRecord]
+def _queue_compaction_checks(
+    connection: Connection, scopes: Collection[str], topics_of_scopes: Collection[TopicRecord]
 ) -> None:
     """Queue the topics of scopes for a check whether compaction is due, since their policies change.
 
-    `records`: the topics that are scopes themselves.
+    `topics_of_scopes`: the topics that are scopes themselves.
     """
-    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id for topic in records])
+    topic_work.mark(connection, topic_work.WorkKind.COMPACT, [topic.id for topic in topics_of_scopes])
     if BROKER in scopes:
         topic_work.mark_where(connection, topic_work.WorkKind.COMPACT, true())
         return

@@ -55,21 +55,21 @@ class AnswerBudget:
     def __init__(self, answers: int) -> None:
         self._free = asyncio.Semaphore(answers)
         self._half = answers // 2
-        self._take_partition = 0
+        self._acquired = 0
 
     @property
     def is_over_half_used(self) -> bool:
         """Return whether more than half of the slots are acquired."""
-        return self._take_partition > self._half
+        return self._acquired > self._half
 
     async def acquire(self) -> None:
         """Wait for a free slot and take it."""
         await self._free.acquire()
-        self._take_partition += 1
+        self._acquired += 1
 
     def release(self) -> None:
         """Make a slot free again."""
-        self._take_partition -= 1
+        self._acquired -= 1
         self._free.release()
 
 

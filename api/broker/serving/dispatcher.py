@@ -373,7 +373,8 @@ class Dispatcher:
             self._alarm = asyncio.get_running_loop().call_later(seconds, self.wake)
 
     async def _deliver_waiting(self) -> bool:
-        """Deliver waiting entries, from the lowest deliverable offset on. Return False if none is deliverable now."""
+        """Deliver waiting entries, from the lowest deliverable offset on. Return whether another step may make
+        progress: an entry was delivered or dropped, or the state changed during the read."""
         offset = self._waiting.queue.next(self._assignment.is_deliverable)
         if offset is None:
             return False

@@ -27,7 +27,10 @@ def show_runs(runs: Sequence[Mapping[str, Any]], output: OutputFormat) -> None:
 
 
 def show_run(run: Mapping[str, Any] | None, output: OutputFormat) -> None:
-    """Print all fields of one compaction run, with readable times and sizes. `run` None: there is no run."""
+    """Print all fields of one compaction run, with readable times and sizes.
+
+    `run` None (there is no run): print `null` as JSON, and nothing as text.
+    """
     show(run, output, cell=_run_cell_text)
 
 

@@ -237,12 +237,12 @@ class TopicQuery:
             self._connection.execute(f"CREATE TEMP VIEW {_quote_identifier(name)} AS {body}")
 
     @contextmanager
-    def _convert_duckdb_errors(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Convert an error of DuckDB, or of `kinds`, to InvalidInput or Unavailable. A read's own error is raised
+    def _convert_duckdb_errors(self, *other_kinds: type[Exception]) -> Iterator[None]:
+        """Convert an error of DuckDB, or of `other_kinds`, to InvalidInput or Unavailable. A read's own error is raised
         instead."""
         try:
             yield
-        except (self._duckdb.Error, *kinds) as error:
+        except (self._duckdb.Error, *other_kinds) as error:
             for dataset in self._datasets:
                 if dataset.error is not None:
                     raise dataset.error from error
