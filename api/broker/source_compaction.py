@@ -140,10 +140,15 @@ def compact_up_to(
 
 
 def _retain_null_keys(broker: Broker, record: TopicRecord) -> None:
-    """Set the policy of a topic that keeps messages without a key, unless it is in force. Raise TopicNotFound."""
+    """Set the policy that keeps messages without a key, unless it is in force: of a topic, or of all partitions of the
+    topic to which it belongs. Raise TopicNotFound."""
     policies = broker.environment.metadata.policies
-    if not policies.effective(record).compaction_retain_null_key:
-        policies.change([topic_scope(record)], {"compaction.retain-null-key": True})
+    if policies.effective(record).compaction_retain_null_key:
+        return
+    whole = record.name.partitioned_topic
+    partitioned = None if whole is None else broker.environment.metadata.partitions.find(whole)
+    records = [record] if partitioned is None else names.partitions(broker.environment, partitioned)
+    policies.change([topic_scope(each) for each in records], {"compaction.retain-null-key": True})
 
 
 def _is_compacted_except_young(broker: Broker, snapshot: TopicSnapshot, run: RunRecord | None, end: int) -> bool:

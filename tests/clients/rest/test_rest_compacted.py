@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -103,6 +104,16 @@ def test_messages_without_a_key_stay_if_the_source_says_so(rest_topic: RestTopic
     replicate(rest_topic, 3, [None, b"a"])
     compact_up_to(rest_topic, "7:4")
     assert ids(rest_topic) == [1, 3, 4]
+
+
+def test_the_policy_for_messages_without_a_key_is_that_of_all_partitions(rest_topic: RestTopic) -> None:
+    whole = f"{rest_topic.local}-parted"
+    assert replace(rest_topic, local=whole).ask("PUT", "/partitions", 2).status_code == 204
+    partitions = [replace(rest_topic, local=f"{whole}-partition-{number}") for number in range(2)]
+    ask_up_to(partitions[1], "7:0&retain-null-key=true")
+    policies = rest_topic.served.broker.environment.metadata.policies
+    records = [rest_topic.served.topic(partition.name).record for partition in partitions]
+    assert [policies.effective(record).compaction_retain_null_key for record in records] == [True, True]
 
 
 def test_pages(rest_topic: RestTopic) -> None:
