@@ -78,8 +78,6 @@ LOGIN = DASHBOARD + "login"
 LOGOUT = DASHBOARD + "logout"
 PROBES = ("/livez", "/readyz")
 """Paths that are answered for any caller, even if the service is busy."""
-_CHECKED = "compactor.checked"
-"""The key of a request's scope under which the checked permissions are listed."""
 _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
 
 
@@ -432,7 +430,8 @@ def _path_scope(request: Request) -> PermissionScope:
 
 class PermissionCheck:
     """A route's dependency that requires any of some actions, and declares in the OpenAPI document that a token is
-    required. `api/http/router.py` runs the check before the body is read; the dependency does not repeat it.
+    required. `api/http/router.py` runs the check before the body is read, and does not resolve the dependency
+    again.
 
     `names_scope`: a 403 names the scope in which permission is missing.
     """
@@ -450,19 +449,16 @@ class PermissionCheck:
         self._names_scope = names_scope
 
     async def __call__(self, request: Request, _: Annotated[object, Depends(_SCHEME)]) -> None:
-        if self not in request.scope.get(_CHECKED, ()):
-            await self.check(request)
+        await self.check(request)
 
     async def check(self, request: Request) -> None:
-        """Raise RestException (401, 403) unless the caller has the permission. Later checks of the same request are
-        skipped."""
+        """Raise RestException (401, 403) unless the caller has the permission."""
         access = cast(AuthorizationService, request.app.state.access)
         caller = caller_of(request)
         if access.needs_sql(caller, self._actions):
             await broker_of(request).pools[WaitsFor.DATABASE].run(self._require_in_scope, access, caller, request)
         else:
             access.require_any(caller, self._actions, None, None)  # the same decision in every scope
-        request.scope.setdefault(_CHECKED, []).append(self)
 
     def _require_in_scope(self, access: AuthorizationService, caller: Caller, request: Request) -> None:
         """Raise RestException (401, 403) unless the caller may do any of the actions in the request's scope."""

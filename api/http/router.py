@@ -77,12 +77,12 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the function that answers a request: it checks permissions, reads and parses the body, then calls
         FastAPI's handler."""
-        handle = self._get_handler_without_permissions()
         permissions = [
             dependency.dependency
             for dependency in self.dependencies
             if isinstance(dependency.dependency, PermissionCheck)
         ]
+        handle = self._get_handler_without(permissions)
 
         async def answer(request: Request) -> Response:
             for permission in permissions:
@@ -96,14 +96,16 @@ class Route(APIRoute):
 
         return answer
 
-    def _get_handler_without_permissions(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, which does not resolve the permission checks: `answer` has made them.
+    def _get_handler_without(
+        self, permissions: Collection[PermissionCheck]
+    ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler, which does not resolve these permission checks: `answer` has made them.
 
         The checks remain in `dependant` for the OpenAPI document.
         """
         dependant = self.dependant
-        resolved = [each for each in dependant.dependencies if not isinstance(each.call, PermissionCheck)]
-        self.dependant = replace(dependant, dependencies=resolved)
+        others = [each for each in dependant.dependencies if each.call not in permissions]
+        self.dependant = replace(dependant, dependencies=others)
         try:
             return super().get_route_handler()
         finally:

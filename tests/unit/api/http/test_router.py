@@ -13,7 +13,7 @@ from fastapi.dependencies.models import Dependant
 
 from api.app import ROUTERS
 from api.broker.threads import WaitsFor
-from api.http.access import AuthAction
+from api.http.access import AuthAction, PermissionCheck
 from api.http.router import Routes
 from api.http.tokens import create_token
 from api.rest.models import int64_body
@@ -68,6 +68,22 @@ def test_the_body_of_a_role_without_permission_is_not_read(client: TestClient, p
         yield b""
 
     assert client.put(path, content=body(), headers=bearing("other")).status_code == 403
+
+
+def test_a_permission_is_checked_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the route; FastAPI has the dependency only for the OpenAPI document."""
+    checks: list[PermissionCheck] = []
+    check = PermissionCheck.check
+
+    async def count(self: PermissionCheck, request: Request) -> None:
+        checks.append(self)
+        await check(self, request)
+
+    monkeypatch.setattr(PermissionCheck, "check", count)
+    assert client.put("/things", content=b"{}", headers=bearing("ops")).status_code == 200
+    assert client.put("/things", content=b"{}", headers=bearing("other")).status_code == 403
+    route = next(route for route in router.routes if route.path == "/things")
+    assert [each.call for each in route.dependant.dependencies] == checks[:1] == checks[1:]
 
 
 @pytest.mark.parametrize("path", ["/things", "/number"])
