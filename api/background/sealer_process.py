@@ -30,7 +30,7 @@ from api.settings.settings import Settings
 from storage.environment import Environment
 from storage.errors import CompactorError, TopicNotFound
 from storage.log.log_manager import LogManager
-from storage.log.prepared_segments import PreencodedSegments
+from storage.log.prepared_segments import PreparedSegments
 from storage.metadata.records import SegmentState, TopicActiveSegment, TopicRecord
 from storage.model import LedgerRecord, TopicName
 
@@ -149,7 +149,7 @@ def seal_until_stopped(
         report = _ErrorRepeatFilter(f"compactor: sealing {topic_name}", report_error)
     try:
         with open_for_writing(settings) as environment:
-            prepared = PreencodedSegments(environment.log, environment.clock, settings.maintenance_prepared_bytes)
+            prepared = PreparedSegments(environment.log, environment.clock, settings.maintenance_prepared_bytes)
             sealing = SegmentSealer(environment, lambda: writer is None or writer.is_alive(), prepared)
             if topic_name is None:
                 sealing.repeat_until_stopped(stop, sealing.seal_one_per_topic, report)
@@ -173,9 +173,7 @@ class SegmentSealer:
     whether the writer's process lives; otherwise no segment is sealed.
     """
 
-    def __init__(
-        self, environment: Environment, writer_lives: Callable[[], bool], prepared: PreencodedSegments
-    ) -> None:
+    def __init__(self, environment: Environment, writer_lives: Callable[[], bool], prepared: PreparedSegments) -> None:
         self._environment = environment
         self._writer_lives = writer_lives
         self._prepared = prepared
@@ -293,7 +291,7 @@ class _SegmentPreparer:
     Methods raise nothing.
     """
 
-    def __init__(self, environment: Environment, prepared: PreencodedSegments) -> None:
+    def __init__(self, environment: Environment, prepared: PreparedSegments) -> None:
         self._environment = environment
         self._prepared = prepared
         self._turns: dict[int, bool] = {}

@@ -55,6 +55,8 @@ def _iterate_with_brief_errors(rows: Iterator[Any]) -> Iterator[Any]:
 
 def _is_explained(error: Exception) -> bool:
     """Return whether an error is one of this project, which states what happened and what to do."""
+    if isinstance(error, CompactorError):
+        return True
     from compactor.client.errors import ClientError
 
-    return isinstance(error, CompactorError | ClientError)
+    return isinstance(error, ClientError)

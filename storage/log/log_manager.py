@@ -35,7 +35,7 @@ from storage.ledger.sealing import Sealer
 from storage.log.damaged import recovered_rows
 from storage.log.lease import release_ignoring_errors, writer_lease
 from storage.log.orphan_segments import first_offsets_with_data
-from storage.log.prepared_segments import PIECE_BYTES, PreencodedSegments
+from storage.log.prepared_segments import PIECE_BYTES, PreparedSegments
 from storage.log.segment import LocalSegment
 from storage.log.segment_lifecycle import roll_open_segment
 from storage.log.segment_tables import SegmentTableReader
@@ -75,7 +75,7 @@ class LogManager:
 
     environment: Environment
     owner: str = field(default_factory=new_owner_name)
-    prepared: PreencodedSegments | None = None
+    prepared: PreparedSegments | None = None
 
     def roll_and_seal(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
         """Roll the active segment and seal all rolled ones, so that all present messages are in ledgers.

@@ -38,7 +38,7 @@ IDLE_MS = 60_000
 
 
 @dataclass
-class PreencodedSegment:
+class PreparedSegment:
     """The beginning of an open segment, encoded in advance as a part of its ledger. `topic_uid`: its topic's.
 
     `next_offset`: the offset after it; `size`: its bytes of the segment's file; `grown_at`: the time (ms) of its last
@@ -58,7 +58,7 @@ class PreencodedSegment:
         return OVERHEAD_BYTES + self.ledger.held_bytes
 
 
-class PreencodedSegments:
+class PreparedSegments:
     """The open segments of one log directory whose beginnings are encoded in advance, in memory."""
 
     def __init__(self, log: LogDirectory, clock: Clock, max_bytes: int) -> None:
@@ -66,7 +66,7 @@ class PreencodedSegments:
         self._log = log
         self._clock = clock
         self._max_bytes = max_bytes
-        self._by_ledger: dict[int, PreencodedSegment] = {}
+        self._by_ledger: dict[int, PreparedSegment] = {}
         """Prepared segments by ledger id; those that have grown last come last."""
 
     @property
@@ -87,7 +87,7 @@ class PreencodedSegments:
             return False
         if prepared is None:
             builder = LedgerBuilder(Xxh3KeyHasher(topic.hash_seed))
-            prepared = PreencodedSegment(topic.uid, segment.first_offset, builder, segment.first_offset)
+            prepared = PreparedSegment(topic.uid, segment.first_offset, builder, segment.first_offset)
         if not self._make_room(prepared):
             return False
         self._by_ledger.pop(segment.ledger_id, None)
@@ -100,14 +100,14 @@ class PreencodedSegments:
         self._by_ledger[segment.ledger_id] = prepared
         return True
 
-    def take(self, topic: TopicRecord, segment: SegmentRecord) -> PreencodedSegment | None:
+    def take(self, topic: TopicRecord, segment: SegmentRecord) -> PreparedSegment | None:
         """Remove and return the encoded beginning of a segment; None: there is none."""
         prepared = self._by_ledger.pop(segment.ledger_id, None)
         if prepared is None or (prepared.topic_uid, prepared.first_offset) != (topic.uid, segment.first_offset):
             return None
         return prepared
 
-    def _make_room(self, grown: PreencodedSegment) -> bool:
+    def _make_room(self, grown: PreparedSegment) -> bool:
         """Drop segments that have been idle for long, as far as needed; return whether `grown` can grow by one more
         piece."""
         now = self._clock.now_ms()
@@ -120,7 +120,7 @@ class PreencodedSegments:
             held -= item.held_bytes
         return held <= self._max_bytes
 
-    def _encode_next_entries(self, prepared: PreencodedSegment, reader: SegmentReader, ledger_id: int) -> None:
+    def _encode_next_entries(self, prepared: PreparedSegment, reader: SegmentReader, ledger_id: int) -> None:
         """Encode the next entries of a segment, a limited number of bytes, and add them to its beginning."""
         entries: list[StoredEntry] = []
         size = 0

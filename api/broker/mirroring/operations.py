@@ -55,9 +55,7 @@ def add(environment: Environment, source: MirrorSource, topic: TopicName) -> Mir
             )
         removed_id = environment.metadata.mirrors.removed_source_topic_id(topic)
         for partition in names.topics(environment, topic):
-            has_messages = _check_origin_and_return_has_messages(
-                environment, partition, described.cluster_id, source.topic
-            )
+            has_messages = _has_messages_of_source(environment, partition, described.cluster_id, source.topic)
             if has_messages and removed_id not in (None, described.uid):
                 raise Conflict(
                     f"{topic} has messages of a topic {source.topic} that was deleted in Kafka and created again: its "
@@ -82,11 +80,11 @@ def _check_not_mirrored(environment: Environment, topic: TopicName) -> None:
     raise Conflict(f"{topic} is a mirror of {mirror.source} already", "remove that mirror, or name another topic")
 
 
-def _check_origin_and_return_has_messages(
-    environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str
-) -> bool:
-    """Return whether a partition ever had messages. Raise Conflict if neither its stored sequence ids nor its first or
-    last messages are of the source. Messages that only another machine can read are not checked."""
+def _has_messages_of_source(environment: Environment, record: TopicRecord, cluster_id: str, source_topic: str) -> bool:
+    """Return whether a partition had messages, or another machine has its log, which is not checked.
+
+    Raise Conflict if neither its stored sequence ids nor its first or last messages are of the source.
+    """
     from api.broker.mirroring.position import has_first_or_last_message_of, mirror_and_import_producer_names
     from storage.topic import Topic
 

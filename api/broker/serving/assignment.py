@@ -3,7 +3,7 @@ delivered chunked messages.
 
 The selector names a consumer (selection.py). Two rules come first: an entry that continues a chunked message is for the
 consumer of the first chunk, and an entry waits while another consumer has unacknowledged ones of its key
-(key_hash_owners.py).
+(draining.py).
 
 For the event loop alone. Must not know: entries that wait, the topic.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from api.broker.serving.consumer import Consumer, SubscriptionType
-from api.broker.serving.key_hash_owners import KeyHashOwners
+from api.broker.serving.draining import DrainingHashes
 from api.broker.serving.key_routing import DeliveryHeader
 from api.broker.serving.pending_acks import Group
 from api.broker.serving.selection import ChunkAssignments, RoundRobin, SingleActive, selector_for
@@ -29,7 +29,7 @@ class Assignment:
         self._selector = selector_for(first, partition)
         self._by_key = first.type is SubscriptionType.KEY_SHARED
         self._can_receive = can_receive
-        self._hash_owners = KeyHashOwners()
+        self._hash_owners = DrainingHashes()
         self._chunks = ChunkAssignments()
 
     @property

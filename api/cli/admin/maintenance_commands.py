@@ -1,4 +1,4 @@
-"""`compactor-admin topics verify`, `trim_topic` and `release-lease`, and `gc`.
+"""`compactor-admin topics verify`, `trim` and `release-lease`, and `gc`.
 
 A command that deletes is a dry run unless `--yes` is given.
 """

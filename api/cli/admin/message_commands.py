@@ -1,4 +1,4 @@
-"""`compactor-admin topics produce`, `read_messages` and `get-key`: messages as JSON Lines, over REST."""
+"""`compactor-admin topics produce`, `read` and `get-key`: messages as JSON Lines, over REST."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from api.settings.settings import Settings
 from storage.environment import Environment
 from storage.errors import Unavailable
 from storage.log.log_manager import LogManager
-from storage.log.prepared_segments import PreencodedSegments
+from storage.log.prepared_segments import PreparedSegments
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -190,7 +190,7 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
 ) -> None:
     clock = ManualClock()
     sealing = SegmentSealer(
-        replace(environment, clock=clock), lambda: True, PreencodedSegments(environment.log, environment.clock, 0)
+        replace(environment, clock=clock), lambda: True, PreparedSegments(environment.log, environment.clock, 0)
     )
     tries: list[TopicRecord] = []
 
@@ -223,7 +223,7 @@ def test_topics_take_turns(environment: Environment, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LogManager, "seal", recording)
     for name in ("t", "t", "t", "u"):
         roll(name)
-    sealing = SegmentSealer(environment, lambda: True, PreencodedSegments(environment.log, environment.clock, 0))
+    sealing = SegmentSealer(environment, lambda: True, PreparedSegments(environment.log, environment.clock, 0))
     assert sealing.seal_one_per_topic(False)
     assert sorted(sealed) == ["t", "u"]
     roll("late")
@@ -238,7 +238,7 @@ def test_an_open_segment_that_has_grown_is_prepared_when_nothing_waits(
 ) -> None:
     monkeypatch.setattr("storage.log.prepared_segments.PIECE_BYTES", 1)
     monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 0.2)
-    prepared = PreencodedSegments(environment.log, environment.clock, 1 << 30)
+    prepared = PreparedSegments(environment.log, environment.clock, 1 << 30)
     sealing = SegmentSealer(environment, lambda: True, prepared)
     held: list[int] = []
     errors: list[Exception] = []
@@ -269,9 +269,9 @@ def test_an_error_of_preparation_holds_up_no_segment(
     def fail(*_: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(PreencodedSegments, "extend", fail)
+    monkeypatch.setattr(PreparedSegments, "extend", fail)
     monkeypatch.setattr("api.background.sealer_process.POLL_SECONDS", 0.2)
-    sealing = SegmentSealer(environment, lambda: True, PreencodedSegments(environment.log, environment.clock, 1 << 30))
+    sealing = SegmentSealer(environment, lambda: True, PreparedSegments(environment.log, environment.clock, 1 << 30))
     reader, writer = multiprocessing.Pipe(duplex=False)
     looks: list[bool] = []
     errors: list[Exception] = []

@@ -13,7 +13,7 @@ from storage.errors import ObjectDamaged
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.log_manager import LogManager
-from storage.log.prepared_segments import IDLE_MS, PreencodedSegments
+from storage.log.prepared_segments import IDLE_MS, PreparedSegments
 from storage.log.segment_tables import SegmentTableReader
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import SegmentRecord
@@ -49,7 +49,7 @@ def _segment(bench: Workbench, topic: Topic) -> SegmentRecord:
     return segment
 
 
-def _extend(prepared: PreencodedSegments, bench: Workbench, topic: Topic) -> int:
+def _extend(prepared: PreparedSegments, bench: Workbench, topic: Topic) -> int:
     """Prepare all that is flushed; return the number of pieces."""
     pieces = 0
     while prepared.extend(topic.record, _segment(bench, topic)):
@@ -74,7 +74,7 @@ def _content(bench: Workbench, ledger: LedgerRecord) -> tuple[bytes, bytes]:
 
 @pytest.mark.parametrize("unprepared", [0, 5])
 def test_the_ledger_is_the_same_byte_by_byte(bench: Workbench, topic: Topic, log: TopicLog, unprepared: int) -> None:
-    prepared = PreencodedSegments(bench.log, bench.clock, 1 << 30)
+    prepared = PreparedSegments(bench.log, bench.clock, 1 << 30)
     pieces = 0
     for number, entry in enumerate(ENTRIES):
         log.append(entry)
@@ -99,7 +99,7 @@ def test_the_ledger_is_the_same_byte_by_byte(bench: Workbench, topic: Topic, log
 def test_only_flushed_entries_are_prepared(bench: Workbench, topic: Topic) -> None:
     """A power cut takes the others, and their offsets go to other messages."""
     bench.set_policies(topic, flush_messages=100)
-    prepared = PreencodedSegments(bench.log, bench.clock, 1 << 30)
+    prepared = PreparedSegments(bench.log, bench.clock, 1 << 30)
     with topic.append_log() as log:
         log.append(ENTRIES[3])
         _extend(prepared, bench, topic)
@@ -112,7 +112,7 @@ def test_little_growth_is_not_worth_a_piece(
     bench: Workbench, topic: Topic, log: TopicLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage.log.prepared_segments.PIECE_BYTES", 10_000)
-    prepared = PreencodedSegments(bench.log, bench.clock, 1 << 30)
+    prepared = PreparedSegments(bench.log, bench.clock, 1 << 30)
     log.append(ENTRIES[0])
     assert _extend(prepared, bench, topic) == 0
     for entry in ENTRIES:
@@ -128,10 +128,10 @@ def test_memory_is_bounded_and_a_segment_makes_room_only_when_it_has_been_idle(b
         for log in logs:
             for entry in ENTRIES:
                 log.append(entry)
-        alone = PreencodedSegments(bench.log, bench.clock, 1 << 30)
+        alone = PreparedSegments(bench.log, bench.clock, 1 << 30)
         _extend(alone, bench, idle)
         limit, piece = alone.held_bytes, 4_000
-        prepared = PreencodedSegments(bench.log, bench.clock, limit)
+        prepared = PreparedSegments(bench.log, bench.clock, limit)
         _extend(prepared, bench, idle)
         held = prepared.held_bytes
         assert 0 < held <= limit + piece
@@ -155,7 +155,7 @@ def test_memory_is_bounded_and_a_segment_makes_room_only_when_it_has_been_idle(b
 
 def test_nothing_is_taken_for_another_topic(bench: Workbench, topic: Topic, log: TopicLog) -> None:
     """A restored database may give out the id of a ledger again."""
-    prepared = PreencodedSegments(bench.log, bench.clock, 1 << 30)
+    prepared = PreparedSegments(bench.log, bench.clock, 1 << 30)
     for entry in ENTRIES:
         log.append(entry)
     assert _extend(prepared, bench, topic) > 0
@@ -168,7 +168,7 @@ def test_rows_objects_are_the_same_however_their_tables_are_cut(bench: Workbench
     for number in range(40):
         log.append(batch(*((b"%d-%d" % (number, index), b"x" * 1_000) for index in range(100))))
     before = raw(topic)
-    prepared = PreencodedSegments(bench.log, bench.clock, 1 << 30)
+    prepared = PreparedSegments(bench.log, bench.clock, 1 << 30)
     assert _extend(prepared, bench, topic) > 10
     log.roll()
     (ledger,) = LogManager(bench, prepared=prepared).seal(topic.record)
@@ -178,14 +178,14 @@ def test_rows_objects_are_the_same_however_their_tables_are_cut(bench: Workbench
 
 def test_no_memory_means_no_preparation(bench: Workbench, topic: Topic, log: TopicLog) -> None:
     log.append(ENTRIES[0])
-    prepared = PreencodedSegments(bench.log, bench.clock, 0)
+    prepared = PreparedSegments(bench.log, bench.clock, 0)
     assert not prepared.extend(topic.record, _segment(bench, topic))
     assert prepared.held_bytes == 0
 
 
 def test_nothing_is_prepared_without_a_high_watermark(bench: Workbench, topic: Topic, log: TopicLog) -> None:
     """Readers take every whole frame then, and a failed flush cuts some of them off."""
-    prepared = PreencodedSegments(bench.log, bench.clock, 1 << 30)
+    prepared = PreparedSegments(bench.log, bench.clock, 1 << 30)
     log.append(ENTRIES[0])
     bench.files(topic).high_watermark.write_bytes(b"damaged")
     assert _extend(prepared, bench, topic) == 0
@@ -193,7 +193,7 @@ def test_nothing_is_prepared_without_a_high_watermark(bench: Workbench, topic: T
 
 
 def test_damage_leaves_nothing_prepared(bench: Workbench, topic: Topic, log: TopicLog) -> None:
-    prepared = PreencodedSegments(bench.log, bench.clock, 1 << 30)
+    prepared = PreparedSegments(bench.log, bench.clock, 1 << 30)
     for entry in ENTRIES[:2]:
         log.append(entry)
     prepared.extend(topic.record, _segment(bench, topic))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from api.broker.serving.delayed import TICK_MS, DelayedEntries
-from api.broker.serving.key_hash_owners import KeyHashOwners
+from api.broker.serving.draining import DrainingHashes
 from api.broker.serving.redelivery import SEARCHED_GROUPS, WaitingOffsets
 from tests.unit.api.broker.serving.consumers import consumer
 
@@ -110,7 +110,7 @@ def test_entries_are_due_in_the_order_of_their_times_and_never_before() -> None:
 
 
 def test_a_hash_stays_with_its_consumer_until_its_entries_are_settled() -> None:
-    owners, first, second = KeyHashOwners(), consumer("a"), consumer("b")
+    owners, first, second = DrainingHashes(), consumer("a"), consumer("b")
     assert owners.allows(5, first)
     owners.add_entry(5, first)
     owners.add_entry(5, first)

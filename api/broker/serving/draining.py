@@ -11,7 +11,7 @@ from collections import Counter
 from api.broker.serving.consumer import Consumer
 
 
-class KeyHashOwners:
+class DrainingHashes:
     """The consumer of each key hash that has unacknowledged entries, and their number."""
 
     def __init__(self) -> None:
