@@ -447,7 +447,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         "lost-lease-unnoticed": Bug(
             "A writer that has lost its lease, and the lock of its segment, continues.",
             (
-                (leases, "check", lambda *_: None),
+                (leases, "lock_and_check", lambda *_: None),
                 (active_segment_file, "fcntl", _NO_LOCKS),
                 (TopicLog, "_on_fenced", lambda _: None),
             ),

@@ -71,7 +71,7 @@ def test_the_body_of_a_role_without_permission_is_not_read(client: TestClient, p
 
 
 def test_a_permission_is_checked_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the route; FastAPI has the dependency only for the OpenAPI document."""
+    """The route checks it; FastAPI has the dependency only for the OpenAPI document."""
     checks: list[PermissionCheck] = []
     check = PermissionCheck.check
 
