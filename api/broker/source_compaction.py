@@ -223,7 +223,7 @@ def compacted_entries(
     pieces: list[bytes] = []
     size = 0
     reader = Topic(broker.environment, record).reader_by_source_position(generation)
-    covered = _checked_horizon(broker, record, reader, horizon, generation)
+    covered = _readable_horizon(broker, record, reader, horizon, generation)
     if reader is None or covered is None:
         return EntryPage(0, b"", True)
     is_last = True
@@ -252,7 +252,7 @@ def first_position_since(
     """
     record = names.unpartitioned_topic(broker.environment, name)
     reader = Topic(broker.environment, record).reader_by_source_position(generation)
-    covered = _checked_horizon(broker, record, reader, horizon, generation)
+    covered = _readable_horizon(broker, record, reader, horizon, generation)
     return None if reader is None or covered is None else reader.first_since(publish_time_ms, covered)
 
 
@@ -269,7 +269,7 @@ def _source_horizon(broker: Broker, record: TopicRecord, reader: SourceReader) -
         raise
 
 
-def _checked_horizon(
+def _readable_horizon(
     broker: Broker,
     record: TopicRecord,
     reader: SourceReader | None,

@@ -120,11 +120,11 @@ class Route(APIRoute):
 
         @functools.wraps(endpoint)
         async def call(**values: Any) -> Any:
-            return await broker_of(_REQUEST.get()).pools[self.waits_for].run(self._call_endpoint, endpoint, values)
+            return await broker_of(_REQUEST.get()).pools[self.waits_for].run(self._call_and_respond, endpoint, values)
 
         return call
 
-    def _call_endpoint(self, endpoint: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    def _call_and_respond(self, endpoint: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         """Call an endpoint, and return its result as a response. A thread runs this."""
         result = endpoint(**values)
         if self.status_code == 204:

@@ -352,13 +352,13 @@ class Dispatcher:
     async def _fill_page(self) -> bool:
         """Read a page of new entries. Return False if the topic has no more entries, or memory admits no read, now."""
         try:
-            return await self._ahead.fill(self._may_read)
+            return await self._ahead.fill(self._try_admit_read)
         finally:
             self._note_memory()
 
-    def _may_read(self) -> bool:
+    def _try_admit_read(self) -> bool:
         """Return whether memory admits a read. If not, the delivery loop is woken when it may."""
-        return self._topic.page_budget.admits(self)
+        return self._topic.page_budget.try_admit(self)
 
     # Waiting entries
 
@@ -381,7 +381,7 @@ class Dispatcher:
         generation = self._generation
         entries = self._waiting.entries_in_memory(offset) or self._topic.tail.read(offset)
         if not entries:
-            if not self._may_read():
+            if not self._try_admit_read():
                 return False
             entries = await self._topic.store.run(self._read_entries, offset)
             if generation != self._generation or self._returning:

@@ -36,7 +36,7 @@ class ServedSubscription:
         try:
             self.cursor.flush()
         except (Fenced, NotFound):  # another process moved or deleted it: the next call acts on what is stored
-            self._run_on_loop(self._subscription.reopen(self.cursor))
+            self._run_on_loop(self._subscription.replace_fenced_cursor(self.cursor))
             raise
         self._run_on_loop(self._remove_acknowledged_pending())
 

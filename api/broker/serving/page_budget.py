@@ -84,7 +84,7 @@ class PageBudget:
         self._refused.pop(holder, None)
         self.wake_refused()
 
-    def admits(self, holder: PageHolder) -> bool:
+    def try_admit(self, holder: PageHolder) -> bool:
         """Return whether the budget admits that a holder reads a page now. A holder that is refused, because others are
         delivering, is woken soon to ask again."""
         if not self._has_room(lambda other: other is not holder and other.is_delivering):

@@ -182,7 +182,7 @@ class SubscriptionPosition:
         else:
             await self._begin_reader(reader_start)
 
-    async def reopen(self) -> None:
+    async def reload_cursor(self) -> None:
         """Load the fenced cursor from SQL again. For the holder of `moving`. Raises NotFound if it was deleted,
         CompactorError."""
         self.current = await self._topic.database.run(self._open_cursor)
@@ -242,7 +242,7 @@ class SubscriptionPosition:
         self._known_end = max(self._known_end, end)
 
     @property
-    def id_before_first_delivery(self) -> MessageId:
+    def mark_delete_or_start_id(self) -> MessageId:
         """The id of the message before the first one to be delivered: mark-delete, or the id before a reader's
         position.
 

@@ -237,7 +237,7 @@ class Subscription:
         """Begin to load the cursor again, because another process has moved or deleted it; consumers begin again at its
         new position."""
         if cursor is self.position.current:
-            self.topic.spawn(self.reopen(cursor))
+            self.topic.spawn(self.replace_fenced_cursor(cursor))
 
     def start_mark_delete_search(self, cursor: Cursor) -> None:
         """Begin to search the topic for the id of the message that mark-delete has come to, unless a search is in
@@ -258,7 +258,7 @@ class Subscription:
         finally:
             self._is_locating = False
 
-    async def reopen(self, fenced: Cursor) -> None:
+    async def replace_fenced_cursor(self, fenced: Cursor) -> None:
         """Load the cursor from SQL again and disconnect the consumers, if `fenced` is still the subscription's cursor.
 
         If the cursor was deleted, the subscription ends. Raises CompactorError; then the cursor is fenced as before.
@@ -267,7 +267,7 @@ class Subscription:
             if self.position.current is not fenced:
                 return
             try:
-                await self.position.reopen()
+                await self.position.reload_cursor()
             except NotFound:
                 self.is_deleted = True
             self.topic.cursor_writer.unschedule(fenced)

@@ -294,7 +294,7 @@ def get_last_message_id(session: Session, request: requests.GetLastMessageId) ->
         last, before_first = await topic.store.run(
             _last_and_before_first_id, topic.storage, subscription.position.read_compacted
         )
-        mark = subscription.position.id_before_first_delivery
+        mark = subscription.position.mark_delete_or_start_id
         if mark == EARLIEST:
             mark = before_first
         return responses.GetLastMessageIdResponse(

@@ -441,14 +441,14 @@ def test_the_mark_delete_position_is_always_known(bench: Workbench, topic: Topic
     async def main() -> None:
         async with opened(bench, topic, ["k"] * 5) as served:
             reader = await Reader(served, "a", EXCLUSIVE, durable=False, start=start).join(permits=0)
-            before = reader.subscription.position.id_before_first_delivery
+            before = reader.subscription.position.mark_delete_or_start_id
             assert before.entry_id == (-1 if start == EARLIEST else 4)
             if start == LATEST:
                 produce(served, ["k"])
                 await reader.flow(ALL)
-                assert reader.subscription.position.id_before_first_delivery.entry_id == 4
+                assert reader.subscription.position.mark_delete_or_start_id.entry_id == 4
                 await reader.acknowledge(5)
-                assert reader.subscription.position.id_before_first_delivery.entry_id == 5
+                assert reader.subscription.position.mark_delete_or_start_id.entry_id == 5
 
     run(main())
 

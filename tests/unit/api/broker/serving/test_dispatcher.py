@@ -325,10 +325,10 @@ def test_a_cursor_that_was_moved_is_taken_up_again_once(bench: Workbench, topic:
             subscription = served.subscriptions["s"]
             before = subscription.position.current
             assert isinstance(before, Cursor)
-            await asyncio.gather(subscription.reopen(before), subscription.reopen(before))
+            await asyncio.gather(subscription.replace_fenced_cursor(before), subscription.replace_fenced_cursor(before))
             after = subscription.position.current
             assert after is not before
-            await subscription.reopen(before)
+            await subscription.replace_fenced_cursor(before)
             assert subscription.position.current is after
 
     run(main())

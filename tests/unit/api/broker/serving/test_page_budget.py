@@ -35,8 +35,8 @@ class WatchedBudget(PageBudget):
         self.given_back += before - (len(self._held) - (holder in self._held))
         self.highest = max(self.highest, self.held)
 
-    def admits(self, holder: PageHolder) -> bool:
-        is_admitted = super().admits(holder)
+    def try_admit(self, holder: PageHolder) -> bool:
+        is_admitted = super().try_admit(holder)
         self.refusals += not is_admitted
         return is_admitted
 
@@ -247,13 +247,13 @@ def test_no_read_begins_while_others_that_continue_hold_all(monkeypatch: pytest.
     first, second = Holder(), Holder(is_delivering=True)
     budget.set_held_bytes(first, 40)
     budget.set_held_bytes(second, 60)
-    assert budget.admits(first)
+    assert budget.try_admit(first)
     second.is_delivering = False
-    assert budget.admits(first)
+    assert budget.try_admit(first)
     first.is_delivering = second.is_delivering = True
     budget.set_held_bytes(second, 85)
-    assert not budget.admits(Holder())
-    assert budget.admits(second)
+    assert not budget.try_admit(Holder())
+    assert budget.try_admit(second)
 
 
 def test_a_refused_holder_is_woken_when_another_one_has_delivered_waits_reads_or_ends(
@@ -267,7 +267,7 @@ def test_a_refused_holder_is_woken_when_another_one_has_delivered_waits_reads_or
         busy.is_delivering = True
         budget.set_held_bytes(busy, 90)
         for holder in (refused, closed):
-            assert not budget.admits(holder)
+            assert not budget.try_admit(holder)
         budget.remove_holder(closed)
 
     refuse()
@@ -284,7 +284,7 @@ def test_a_refused_holder_is_woken_when_another_one_has_delivered_waits_reads_or
     assert refused.wakes == 2
     refuse()
     busy.is_delivering = False
-    assert budget.admits(busy)
+    assert budget.try_admit(busy)
     assert refused.wakes == 3
     refuse()
     budget.remove_holder(busy)

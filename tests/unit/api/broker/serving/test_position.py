@@ -127,11 +127,11 @@ def test_a_cursor_that_another_process_moves_is_fenced_until_it_is_reopened(run:
         position.current.acknowledge(position_at(topic, 0))
         with pytest.raises(Fenced):
             position.current.flush()
-        await position.reopen()
+        await position.reload_cursor()
         assert position.next_position == StartOffset(3)
         topic.metadata.cursors.delete(topic.record.id, "s")
         with pytest.raises(NotFound):
-            await position.reopen()
+            await position.reload_cursor()
 
     run(test)
 

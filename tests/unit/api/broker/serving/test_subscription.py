@@ -110,7 +110,7 @@ def test_moves_and_deletions_by_rest_wait_for_no_thread_of_the_store(bench: Work
             await quiet()
             fenced = subscription.position.current
             assert isinstance(fenced, Cursor)
-            await within_turns(subscription.reopen(fenced))
+            await within_turns(subscription.replace_fenced_cursor(fenced))
             assert subscription.position.current is not fenced
             await within_turns(subscription.reset(None))
             assert subscription.position.current.mark_delete is None
