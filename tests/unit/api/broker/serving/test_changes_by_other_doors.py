@@ -101,7 +101,7 @@ def test_a_cursor_that_could_not_be_reopened_is_opened_by_the_next_consumer(
                 raise Unavailable("the database does not answer", "try again")
 
             with monkeypatch.context() as patch:
-                patch.setattr(reader.subscription.position, "reopen", fail)
+                patch.setattr(reader.subscription.position, "reload_cursor", fail)
                 await reader.leave()
                 await quiet()
             again = await Reader(served, "a", SHARED).join()
