@@ -30,7 +30,7 @@ NOTE = "walk"
 """The name of the note with the place of a walk."""
 NOTHING = TopicsCheckResult.of([], {}, 0, 0)
 IsFirstPage = bool
-"""Whether a page was checked that is the first one of a walk."""
+"""True: a page was checked, and it is the first one of a walk."""
 _log = logging.getLogger(__name__)
 
 
